@@ -37,6 +37,26 @@ impl MaskMod for Lists<'_> {
     }
 }
 
+/// The same lists, in which a row's keys are found one after another.
+#[derive(Clone, Copy)]
+struct Found<'a>(Lists<'a>);
+
+impl MaskMod for Found<'_> {
+    fn keep(&self, at: Position) -> bool {
+        self.0.keep(at)
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        self.0.class(block)
+    }
+
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        let Lists(rows) = self.0;
+        let (row, keys) = (&rows[block.rows.start], block.keys);
+        Some(row.get(row.partition_point(|&key| key < keys.start)).map_or(keys.end, |&key| key.min(keys.end)))
+    }
+}
+
 /// Keys that each row keeps, as bits, `[row][panel of 16 keys]`.
 #[derive(Clone, Copy)]
 struct Bits<'a> {
@@ -121,13 +141,21 @@ fn few_keys(isa: Isa, rounds: usize, [rows, keys]: [usize; 2]) {
             &mut tensors.run(isa, None, NoMod),
             &mut tensors.run(isa, None, bits),
             &mut tensors.run(isa, None, Lists(&own)),
+            &mut tensors.run(isa, None, Found(Lists(&own))),
             &mut tensors.run(isa, None, Lists(&shared)),
             &mut tensors.run(isa, Some(&bytes), NoMod),
             &mut tensors.run(isa, None, |at: Position| bits.keep(at)),
         ],
     );
-    let names =
-        ["no mask", "bits, class", "lists, class", "lists, class, alike for 64 rows", "mask tensor", "bits, closure"];
+    let names = [
+        "no mask",
+        "bits, class",
+        "lists, class",
+        "lists, next_kept",
+        "lists, class, alike for 64 rows",
+        "mask tensor",
+        "bits, closure",
+    ];
     println!("\n{KEPT} random keys of {keys} a row, {rows} rows, {HEADS} heads of {DIM}, {isa}");
     for (name, time) in names.iter().zip(times) {
         println!("{name:32} {:9.3} ms  {:.3} of no mask", time * 1e3, time / times[0]);

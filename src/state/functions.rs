@@ -90,6 +90,15 @@ impl<F> Shifted<'_, F> {
     }
 }
 
+impl<F> Shifted<'_, F> {
+    /// Returns a block where the whole call has it.
+    fn block(&self, block: BlockPosition) -> BlockPosition {
+        let keys = block.keys.start + self.1.keys..block.keys.end + self.1.keys;
+        let position = block.position.saturating_add_unsigned(self.1.positions);
+        BlockPosition { keys, position, ..block }
+    }
+}
+
 impl<F: ScoreMod> ScoreMod for Shifted<'_, F> {
     #[inline(always)]
     fn score(&self, score: f32, at: Position) -> f32 {
@@ -113,9 +122,12 @@ impl<F: MaskMod> MaskMod for Shifted<'_, F> {
     }
 
     fn class(&self, block: BlockPosition) -> BlockClass {
-        let keys = block.keys.start + self.1.keys..block.keys.end + self.1.keys;
-        let position = block.position.saturating_add_unsigned(self.1.positions);
-        self.0.class(BlockPosition { keys, position, ..block })
+        self.0.class(self.block(block))
+    }
+
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        let key = self.0.next_kept(self.block(block))?;
+        Some(key.saturating_sub(self.1.keys))
     }
 
     fn is_given(&self) -> bool {

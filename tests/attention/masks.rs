@@ -231,6 +231,12 @@ impl MaskMod for Recorder {
         self.blocks.lock().expect("no panic").push(block);
         self.answer
     }
+
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        assert_eq!(block.rows.len(), 1, "{block:?}");
+        self.blocks.lock().expect("no panic").push(block);
+        None
+    }
 }
 
 #[test]
@@ -287,6 +293,24 @@ impl MaskMod for Strewn {
     }
 }
 
+/// The same mask, which finds its keys.
+struct Found<'a>(&'a Strewn);
+
+impl MaskMod for Found<'_> {
+    fn keep(&self, at: Position) -> bool {
+        panic!("{at:?} is found, not asked about")
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        self.0.class(block)
+    }
+
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        let end = block.keys.end;
+        Some(block.pairs().find(|&at| self.0.keep(at)).map_or(end, |at| at.key))
+    }
+}
+
 /// Panels that no row of a tile sees, or no row alone, are left out: of few rows and many, with passes over their scores in between, and of NaN.
 #[test]
 fn keys_strewn_over_all_have_the_same_bits_in_every_form() {
@@ -317,9 +341,11 @@ fn keys_strewn_over_all_have_the_same_bits_in_every_form() {
             for (isa, exec) in execs() {
                 let classes = run_as(&attention, inputs, exec, &Mods::new().mask(&mask as &dyn MaskMod));
                 let pairs = run_as(&attention, inputs, exec, &Mods::new().mask(PairByPair(&mask as &dyn MaskMod)));
+                let found = run_as(&attention, inputs, exec, &Mods::new().mask(Found(&mask)));
                 let tensor = run_as(&attention, inputs.mask(sdpa::Mask::Keep(bytes)), exec, &Mods::new());
                 assert_same(&format!("{rows} rows, {isa}: pair by pair"), &pairs, &classes);
                 assert_same(&format!("{rows} rows, {isa}: as a tensor"), &tensor, &classes);
+                assert_same(&format!("{rows} rows, {isa}: key by key"), &found, &classes);
                 assert!(classes.out.data.iter().all(|x| x.is_finite()), "{rows} rows, {isa}");
             }
         }

@@ -261,7 +261,7 @@ fn functions(rng: &mut Rng, rows: usize, keys: usize) -> Functions {
         _ => None,
     };
     let prob = rng.one_in(12).then(|| Prob::Tilted(2 + rng.below(5)));
-    let hint = if rng.one_in(2) { Hint::Truth } else { Hint::Nothing };
+    let hint = [Hint::Truth, Hint::Nothing, Hint::Keys, Hint::Nothing][rng.below(4)];
     Functions { score, mask: keep.map(|keep| (keep, hint)), prob, origin: Origin::default() }
 }
 

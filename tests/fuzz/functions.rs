@@ -74,6 +74,8 @@ impl Keep {
 pub(crate) enum Hint {
     Nothing,
     Truth,
+    /// The truth, and each key that a row sees.
+    Keys,
     /// Anything, by this seed.
     Lies(usize),
 }
@@ -179,13 +181,26 @@ impl MaskMod for Bound<'_, (Keep, Hint)> {
         Fuse::burn(self.fuse, Part::Class);
         match self.function.1 {
             Hint::Nothing => BlockClass::Mixed,
-            Hint::Truth => block.pairs().map(|p| self.function.0.keeps(self.at(p))).collect(),
+            Hint::Truth | Hint::Keys => block.pairs().map(|p| self.function.0.keeps(self.at(p))).collect(),
             Hint::Lies(seed) => {
                 match (seed + block.rows.start + 3 * block.keys.start / 16 + 5 * block.rows.len() + block.head) % 3 {
                     0 => BlockClass::All,
                     1 => BlockClass::None,
                     _ => BlockClass::Mixed,
                 }
+            }
+        }
+    }
+
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        Fuse::burn(self.fuse, Part::Class);
+        let end = block.keys.end;
+        match self.function.1 {
+            Hint::Nothing | Hint::Truth => None,
+            Hint::Keys => Some(block.pairs().find(|&p| self.function.0.keeps(self.at(p))).map_or(end, |p| p.key)),
+            Hint::Lies(seed) => {
+                let key = [0, block.keys.start + 2, end, usize::MAX][(seed + block.rows.start + block.keys.start) % 4];
+                (!(seed + block.keys.start / 16).is_multiple_of(3)).then_some(key)
             }
         }
     }

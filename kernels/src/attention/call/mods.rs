@@ -123,15 +123,26 @@ pub trait MaskMod: Send + Sync {
     /// if its tile's rows see less than half of the panels that are left. In each pass over the keys, each row's class
     /// is asked once for all keys of a key block that other rules leave visible; if that is `Mixed`, once for each panel;
     /// and if any panel is hidden, once for each four keys of `Mixed` panels. Leave this function out if [`Self::keep`]
-    /// of 16 keys takes less time than one class and most panels have a visible key. Without classes, `keep` is called for every pair that other rules
-    /// leave visible, and nothing is skipped: time grows with all keys, not with visible ones (docs/benchmarks.md,
-    /// masks).
+    /// of 16 keys takes less time than one class and most panels have a visible key. Without classes, `keep` is called for
+    /// every pair that other rules leave visible, and nothing is skipped: time grows with all keys (docs/benchmarks.md, masks).
     ///
     /// An answer other than `Mixed` must agree with `keep` for every pair of the block. If it does not, either may
     /// count for a pair, and the output of these rows may be wrong; nothing else is affected.
     fn class(&self, block: BlockPosition) -> BlockClass {
         let _ = block;
         BlockClass::Mixed
+    }
+    /// Returns the first key of a block of one row that the row may attend to, or the end of the block's keys if there is
+    /// none; `None`, the answer of closures, if that takes about as long as [`Self::keep`] of each key.
+    ///
+    /// For masks that keep few keys and know where, such as sorted lists. If it answers, each key that the row sees is asked
+    /// for after the one before, in place of [`Self::class`] of panels and [`Self::keep`] of keys: time goes with the visible
+    /// keys. `class` is still asked first for all keys of a key block, and this only where it is `Mixed`.
+    ///
+    /// The answer must agree with `keep`. If it does not, either may count for a pair, as with classes.
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        let _ = block;
+        None
     }
     /// Returns an error if the mask does not fit a call, which is then refused. Asked once, before anything is written.
     /// Closures return `Ok`: they fit every call.

@@ -66,6 +66,44 @@ pub(crate) trait RowMods<S>: Sync {
 }
 
 impl<A, B: MaskMod, C> Mods<A, B, C> {
+    /// Calls `see(key)` for each key of a block of one row that the mask function keeps, if it [finds](MaskMod::next_kept)
+    /// them, and returns whether it does. `see` returns the first key that is wanted after that.
+    #[inline(always)]
+    fn find(&self, block: &BlockPosition, mut see: impl FnMut(usize) -> usize) -> bool {
+        let next = |from: usize| self.mask.next_kept(BlockPosition { keys: from..block.keys.end, ..block.clone() });
+        let (mut from, mut found) = (block.keys.start, next(block.keys.start));
+        let finds = found.is_some();
+        while let Some(key) = found.map(|key| key.max(from)).filter(|&key| key < block.keys.end) {
+            from = see(key);
+            found = if from < block.keys.end { next(from) } else { None };
+        }
+        finds
+    }
+
+    /// Finds out which of some consecutive keys of a row, whose panels have these classes, the mask function keeps.
+    #[inline(always)]
+    fn answer(&self, at: Position, classes: PanelClasses, keep: &mut [bool]) {
+        let block = at.of_keys(keep.len());
+        let finds = self.find(&block, |key| {
+            keep[key - at.key] = true;
+            key + 1
+        });
+        if finds {
+            return;
+        }
+        if !classes.hides {
+            return self.ask(at, keep);
+        }
+        for (n, keep) in keep.chunks_mut(QUARTER).enumerate() {
+            let at = later(at, n * QUARTER);
+            match self.mask.class(at.of_keys(keep.len())) {
+                BlockClass::None => {}
+                BlockClass::All => keep.fill(true),
+                BlockClass::Mixed => self.ask(at, keep),
+            }
+        }
+    }
+
     /// Asks the mask function about consecutive keys of a row.
     #[inline(always)]
     fn ask(&self, first: Position, keep: &mut [bool]) {
@@ -136,18 +174,7 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
                 for keys in runs(classes.mixed & inside).map(keys) {
                     let (at, mut keep) = (later(first, keys.start), [false; KEY_BLOCK]);
                     let (keep, scores) = (&mut keep[..keys.len()], &mut scores[keys]);
-                    if classes.hides {
-                        for (n, keep) in keep.chunks_mut(QUARTER).enumerate() {
-                            let at = later(at, n * QUARTER);
-                            match self.mask.class(at.of_keys(keep.len())) {
-                                BlockClass::None => {}
-                                BlockClass::All => keep.fill(true),
-                                BlockClass::Mixed => self.ask(at, keep),
-                            }
-                        }
-                    } else {
-                        self.ask(at, keep);
-                    }
+                    self.answer(at, classes, keep);
                     for (score, &mut keep) in scores.iter_mut().zip(keep) {
                         *score = if keep { *score } else { f32::NEG_INFINITY };
                     }
@@ -179,7 +206,16 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
         if keys.start / LANES == (keys.end - 1) / LANES {
             return PanelClasses::MIXED;
         }
-        let (mut classes, mut from) = (PanelClasses::NONE, keys.start);
+        let (mut classes, mut from) = (PanelClasses { hides: true, ..PanelClasses::NONE }, keys.start);
+        let see = |key: usize| {
+            let panel = 1 << (key % KEY_BLOCK / LANES);
+            (classes.hidden, classes.mixed) = (classes.hidden & !panel, classes.mixed | panel);
+            (key / LANES + 1) * LANES
+        };
+        if self.find(&block, see) {
+            return classes;
+        }
+        classes.hides = false;
         while from < keys.end {
             let to = keys.end.min((from / LANES + 1) * LANES);
             let (class, panel) =

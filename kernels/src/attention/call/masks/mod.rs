@@ -82,6 +82,10 @@ impl<M: MaskMod> MaskMod for PerSequence<M> {
         self.of(block.batch).class(block)
     }
 
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        self.of(block.batch).next_kept(block)
+    }
+
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
         let masks = self.masks.len();
         if masks != call.sequences {

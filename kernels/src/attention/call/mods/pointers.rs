@@ -28,6 +28,9 @@ macro_rules! through_pointer {
             fn class(&self, block: BlockPosition) -> BlockClass {
                 (**self).class(block)
             }
+            fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+                (**self).next_kept(block)
+            }
             fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
                 (**self).fits(call)
             }
