@@ -37,26 +37,6 @@ impl MaskMod for Lists<'_> {
     }
 }
 
-/// The same lists, in which a row's keys are found one after another.
-#[derive(Clone, Copy)]
-struct Found<'a>(Lists<'a>);
-
-impl MaskMod for Found<'_> {
-    fn keep(&self, at: Position) -> bool {
-        self.0.keep(at)
-    }
-
-    fn class(&self, block: BlockPosition) -> BlockClass {
-        self.0.class(block)
-    }
-
-    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
-        let Lists(rows) = self.0;
-        let (row, keys) = (&rows[block.rows.start], block.keys);
-        Some(row.get(row.partition_point(|&key| key < keys.start)).map_or(keys.end, |&key| key.min(keys.end)))
-    }
-}
-
 /// Keys that each row keeps, as bits, `[row][panel of 16 keys]`.
 #[derive(Clone, Copy)]
 struct Bits<'a> {
@@ -79,6 +59,46 @@ impl MaskMod for Bits<'_> {
             words if words.iter().all(|&word| word == 0) => BlockClass::None,
             _ => BlockClass::Mixed,
         }
+    }
+}
+
+/// A mask, and a function that finds a row's keys one after another.
+struct Found<M, N>(M, N);
+
+impl Lists<'_> {
+    /// Returns the first key of a block of one row that the row keeps, or the end of the block.
+    fn next(&self, block: &BlockPosition) -> usize {
+        let (row, keys) = (&self.0[block.rows.start], &block.keys);
+        row.get(row.partition_point(|&key| key < keys.start)).map_or(keys.end, |&key| key.min(keys.end))
+    }
+}
+
+impl Bits<'_> {
+    /// Returns the first key of a block of one row that the row keeps, or the end of the block.
+    fn next(&self, block: &BlockPosition) -> usize {
+        let (row, keys) = (&self.words[block.rows.start * self.panels..][..self.panels], &block.keys);
+        let mut hidden = !(u16::MAX << (keys.start % PANEL));
+        for panel in keys.start / PANEL..keys.end.div_ceil(PANEL) {
+            let word = row[panel] & !core::mem::take(&mut hidden);
+            if word != 0 {
+                return keys.end.min(panel * PANEL + word.trailing_zeros() as usize);
+            }
+        }
+        keys.end
+    }
+}
+
+impl<M: MaskMod, N: Fn(&M, &BlockPosition) -> usize + Send + Sync> MaskMod for Found<M, N> {
+    fn keep(&self, at: Position) -> bool {
+        self.0.keep(at)
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        self.0.class(block)
+    }
+
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        Some(self.1(&self.0, &block))
     }
 }
 
@@ -140,8 +160,9 @@ fn few_keys(isa: Isa, rounds: usize, [rows, keys]: [usize; 2]) {
         [
             &mut tensors.run(isa, None, NoMod),
             &mut tensors.run(isa, None, bits),
+            &mut tensors.run(isa, None, Found(bits, Bits::next)),
             &mut tensors.run(isa, None, Lists(&own)),
-            &mut tensors.run(isa, None, Found(Lists(&own))),
+            &mut tensors.run(isa, None, Found(Lists(&own), Lists::next)),
             &mut tensors.run(isa, None, Lists(&shared)),
             &mut tensors.run(isa, Some(&bytes), NoMod),
             &mut tensors.run(isa, None, |at: Position| bits.keep(at)),
@@ -150,6 +171,7 @@ fn few_keys(isa: Isa, rounds: usize, [rows, keys]: [usize; 2]) {
     let names = [
         "no mask",
         "bits, class",
+        "bits, next_kept",
         "lists, class",
         "lists, next_kept",
         "lists, class, alike for 64 rows",
