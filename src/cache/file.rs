@@ -128,7 +128,7 @@ impl KvCache {
     ///
     /// For every sequence with keys, the file has the tensors `sequences.N.keys` `[kv_heads, len, head_dim]` and
     /// `sequences.N.values` `[kv_heads, len, value_dim]` in the type of the cache's elements, without what a sliding
-    /// cache has evicted; a latent cache has no `values`. An int8 cache has bytes, and scales:
+    /// cache has evicted; a latent cache has no `values` and no `value_scales`. An int8 cache has bytes, and scales:
     /// `sequences.N.value_scales`, and for the keys either `sequences.N.key_scales`, both `[kv_heads, len]`, or, by
     /// channel, one tensor `channel_scales` `[kv_heads, head_dim]`. An int4 cache has `U8` `[kv_heads, len,
     /// 16·blocks]`, with a block for each 32 elements of a row, the last filled up with zeros: the lower four bits of

@@ -31,7 +31,7 @@ pub enum TokenPart {
     /// Scale of the key, an `f32`, in an int8 cache whose keys have scales. In an int4 cache the `f16` numbers of the
     /// key's blocks: a scale each, and a centre if the cache has centres.
     KeyScale,
-    /// Elements of the value; none in a latent cache, where they are part of the key.
+    /// Elements of the value; none in a latent cache, where they are part of the key, and scaled with it.
     Value,
     /// Scale of the value, an `f32`, in an int8 cache. In an int4 cache as for keys.
     ValueScale,
@@ -45,6 +45,9 @@ impl TokenPart {
 impl Sizes {
     /// Returns the number of elements of a part of a token, 0 if the format lacks it; and the bytes of each.
     fn elements(self, part: TokenPart) -> [usize; 2] {
+        if self.key_order == KeyOrder::Latent && matches!(part, TokenPart::Value | TokenPart::ValueScale) {
+            return [0, 1];
+        }
         let (bytes, scales) = match self.format {
             Format::Elements(dtype) => (dtype.bytes(), [0, 0]),
             Format::Int8 { key_scales } => (1, [usize::from(key_scales), 1]),
@@ -59,10 +62,18 @@ impl Sizes {
         };
         match part {
             TokenPart::Key => [self.head_dim, bytes],
-            TokenPart::Value if self.key_order == KeyOrder::Latent => [0, bytes],
             TokenPart::Value => [self.value_dim, bytes],
             TokenPart::KeyScale => [scales[0], size_of::<f32>()],
             TokenPart::ValueScale => [scales[1], size_of::<f32>()],
+        }
+    }
+
+    /// Returns the part in whose place a part is stored: latent keys lie where the values of other caches do.
+    fn stored_as(self, part: TokenPart) -> TokenPart {
+        match (self.key_order, part) {
+            (KeyOrder::Latent, TokenPart::Key) => TokenPart::Value,
+            (KeyOrder::Latent, TokenPart::KeyScale) => TokenPart::ValueScale,
+            _ => part,
         }
     }
 
@@ -71,8 +82,7 @@ impl Sizes {
         let [elements, _] = self.elements(part);
         let together = if let Format::Elements(_) = self.format { 1 } else { int8::QUAD };
         let next = move |first: usize| {
-            let end = match part {
-                TokenPart::Key if self.key_order == KeyOrder::Latent => elements,
+            let end = match self.stored_as(part) {
                 TokenPart::Value if self.keys_together() == 1 => self.value_layout().panel(first).end,
                 TokenPart::Value => first + 1,
                 TokenPart::Key => first + together,
@@ -87,16 +97,16 @@ impl Sizes {
     fn run_bytes(self, part: TokenPart, [head, row]: [usize; 2], run: Range<usize>) -> Range<usize> {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
         let [_, bytes] = self.elements(part);
+        let part = self.stored_as(part);
         let start = match part {
-            TokenPart::Key if self.key_order == KeyOrder::Latent => values.start,
             TokenPart::Key => keys.start,
             TokenPart::KeyScale => key_scales.start,
             TokenPart::Value => values.start,
             TokenPart::ValueScale => value_scales.start,
         };
         let index = match part {
-            TokenPart::Key if self.key_order == KeyOrder::Packed => self.key(row, self.first_element(run.start)),
-            TokenPart::Key | TokenPart::Value => self.value(row, self.first_element(run.start)),
+            TokenPart::Key => self.key(row, self.first_element(run.start)),
+            TokenPart::Value => self.value(row, self.first_element(run.start)),
             TokenPart::KeyScale | TokenPart::ValueScale => self.scale(part, row, run.start),
         };
         let start = start + index * bytes;
