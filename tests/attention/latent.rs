@@ -6,8 +6,8 @@ use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, execs, fewer};
 use core::num::NonZeroUsize;
 use sdpa::{
-    Alignment, Attention, Dtype, Error, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, View, ViewMut,
-    Workspace,
+    Alignment, Attention, Dtype, Error, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, View,
+    ViewMut, Workspace,
 };
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];

@@ -92,7 +92,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     let panels_at = Rows::strided(elements(keys).as_ptr(), panel, 1);
                     LatentKeys::Int4(IntegerKeys { panels: panels_at, code: Int4Keys { kind: stored.kind, numbers } })
                 }
-                BlockValues::Rows { .. } | BlockValues::ValuePanels(_) => unreachable!("latent keys of floats are rows"),
+                BlockValues::Rows { .. } | BlockValues::ValuePanels(_) => {
+                    unreachable!("latent keys of floats are rows")
+                }
             }
         }
     }

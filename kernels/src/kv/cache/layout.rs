@@ -82,9 +82,7 @@ impl Sizes {
             self.rows.checked_mul(each)?.checked_mul(bytes)?.checked_next_multiple_of(LINE_BYTES)
         };
         let [key_scales, keys, value_scales, values] = match self.format {
-            Format::Elements(dtype) => {
-                [0, rows(self.head_dim, dtype.bytes())?, 0, rows(self.width(), dtype.bytes())?]
-            }
+            Format::Elements(dtype) => [0, rows(self.head_dim, dtype.bytes())?, 0, rows(self.width(), dtype.bytes())?],
             Format::Int8 { key_scales } => {
                 let scales = rows(1, size_of::<f32>())?;
                 let keys = (self.rows / LANES).checked_mul(int8::panel_bytes(self.head_dim))?;

@@ -11,6 +11,7 @@ mod blocks;
 mod layout;
 mod memory;
 mod pool;
+mod pool_tokens;
 mod read;
 mod spare;
 mod tokens;
