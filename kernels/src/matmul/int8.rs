@@ -292,7 +292,8 @@ pub(crate) unsafe fn pack_fours<S: Simd>(
     s.vectorize(
         #[inline(always)]
         move || {
-            let panels = keys.as_chunks_mut::<QUAD>().0.as_chunks_mut::<QUAD>().0.chunks_exact_mut(quads * (LANES / QUAD));
+            let panels =
+                keys.as_chunks_mut::<QUAD>().0.as_chunks_mut::<QUAD>().0.chunks_exact_mut(quads * (LANES / QUAD));
             for (panel, keys) in panels.enumerate() {
                 for four in 0..LANES / QUAD {
                     for (quad, keys) in keys.iter_mut().skip(four).step_by(LANES / QUAD).enumerate() {

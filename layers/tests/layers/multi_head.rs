@@ -348,7 +348,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let bias = normal(6 * 4 * 5, 4);
     let bias = View::bhld(&bias, [1, 6, 4, 5]).unwrap();
     let refused = CROSS.layer().forward(cross.bias(bias), &mut vec![0.0; 99], &mut Compute::default());
-    assert_eq!(refused.unwrap_err(), mismatch("bias", "rows", 4, 3, "q"));
+    assert_eq!(refused.unwrap_err(), mismatch("bias", "rows", 4, 3, "the call"));
 }
 
 /// Few numbers in, few numbers out, and between them more than any machine holds.

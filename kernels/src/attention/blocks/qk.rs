@@ -46,7 +46,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             Keys::Packed(panels) if native => !panels.are_scattered() && d.is_multiple_of(2),
             // Many rows read panels of floats, side by side.
             Keys::Packed(panels) => few || matches!(panels, Typed::F32(rows) if !rows.are_scattered()),
-            Keys::Int8 { .. } | Keys::Int4 { .. } | Keys::Latent(_) => unreachable!("keys of integers meet bytes"),
+            Keys::Int8 { .. } | Keys::Int4 { .. } | Keys::Latent => unreachable!("keys of integers meet bytes"),
         };
         let most = if few { READING_KEYS } else { KEY_BLOCK };
         let run = if ready { KEY_BLOCK } else { task.tiling.pack_keys.min(most) };
@@ -148,7 +148,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     pack::pack_rows(task.s, panels, [all, d * LANES], NonFinite::Ignored, out);
                 }
                 Keys::Rows(rows) => pack::pack_keys(task.s, rows.rows_from(keys.start), n, d, out),
-                Keys::Int8 { .. } | Keys::Int4 { .. } | Keys::Latent(_) => unreachable!("keys of integers meet bytes"),
+                Keys::Int8 { .. } | Keys::Int4 { .. } | Keys::Latent => unreachable!("keys of integers meet bytes"),
             }
         }
     }
@@ -216,11 +216,11 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     let code = Int4Keys { kind, numbers };
                     self.integer_scores(queries, [rows, all], bias, IntegerKeys { panels, code });
                 }
-                Keys::Latent(stored) => {
-                    let at_once = self.latent_panels_at_once(stored);
+                Keys::Latent => {
+                    let at_once = self.latent_panels_at_once();
                     for first in all.clone().step_by(at_once) {
                         let here = [rows.clone(), first..all.end.min(first + at_once)];
-                        match self.latent_keys(stored, here[1].clone()) {
+                        match self.latent_keys(here[1].clone()) {
                             LatentKeys::Int8(keys) => self.integer_scores(queries, here, bias, keys),
                             LatentKeys::Int4(keys) => self.integer_scores(queries, here, bias, keys),
                         }

@@ -39,7 +39,7 @@ impl Cache {
                 let row = sizes.width() as isize;
                 Keys::Rows(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.values).as_ptr(), row, 1)))
             }
-            _ if self.is_latent() => Keys::Latent(sizes.values(block, head)),
+            _ if self.is_latent() => Keys::Latent,
             Format::Elements(dtype) => {
                 Keys::Packed(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.keys).as_ptr(), panel, 1)))
             }
@@ -59,13 +59,27 @@ impl Cache {
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
         let block = self.held(sequence, block);
         let sizes = self.sizes.with_rows(block.rows);
-        match sizes.values(block.memory.floats(), head) {
-            // Latent keys have more blocks of columns.
-            BlockValues::Int4 { mut values, numbers } => {
-                values.layout.width = values.layout.width.min(int4::blocks(sizes.value_dim) * LANES);
-                BlockValues::Int4 { values, numbers }
+        let (block, at, mut layout) = (block.memory.floats(), sizes.parts(head), sizes.value_layout());
+        match sizes.format {
+            Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
+                ValuePanels::together(part::<T>(block, at.values).as_ptr(), layout)
+            })),
+            Format::Int8 { .. } => BlockValues::Int8 {
+                values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
+                scales: part(block, at.value_scales),
+            },
+            Format::Int4(kind) => {
+                // Latent keys have more blocks of columns.
+                layout.width = int4::blocks(sizes.value_dim) * LANES;
+                BlockValues::Int4 {
+                    values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
+                    numbers: Int4Numbers {
+                        kind,
+                        first: Rows::strided(part(block, at.value_scales).as_ptr(), LANES as isize, 1),
+                        step: sizes.rows,
+                    },
+                }
             }
-            values => values,
         }
     }
 
@@ -89,28 +103,6 @@ impl Cache {
 }
 
 impl Sizes {
-    /// Returns a head's values in a block, or its latent keys.
-    fn values(self, block: &[f32], head: usize) -> BlockValues {
-        let (at, layout) = (self.parts(head), self.value_layout());
-        match self.format {
-            Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
-                ValuePanels::together(part::<T>(block, at.values).as_ptr(), layout)
-            })),
-            Format::Int8 { .. } => BlockValues::Int8 {
-                values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
-                scales: part(block, at.value_scales),
-            },
-            Format::Int4(kind) => BlockValues::Int4 {
-                values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
-                numbers: Int4Numbers {
-                    kind,
-                    first: Rows::strided(part(block, at.value_scales).as_ptr(), LANES as isize, 1),
-                    step: self.rows,
-                },
-            },
-        }
-    }
-
     /// Returns element `d` of key `row` of a head, widened; `channels` are the scales of the keys' channels, if there
     /// are any.
     pub(super) fn key_element(self, block: &[f32], [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
