@@ -73,7 +73,8 @@ impl PagePool {
         self.check_file(&file, &description)?;
         same("table", "number of sequences", table.lens.len(), description.sequences.len(), "the file")?;
         let lens = description.sequences.iter().map(|contents| contents.map_or(0, |contents| contents.len));
-        for (index, (&got, limit)) in table.lens.iter().zip(lens).enumerate().filter(|(_, (got, len))| *got != len) {
+        let mut pairs = table.lens.iter().zip(lens).enumerate();
+        if let Some((index, (&got, limit))) = pairs.find(|(_, (got, len))| *got != len) {
             let (bound, of) = (sdpa_kernels::Bound::Exactly, Some("the length in the file"));
             return Err(Error::Entry { argument: "lengths of the block table", index, got, bound, limit, of });
         }

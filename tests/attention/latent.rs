@@ -60,8 +60,11 @@ fn any_options() {
     }
 }
 
+/// Sets the elements of an empty cache.
+type SetElements = fn(KvCache) -> Result<KvCache, Error>;
+
 /// Kinds of integers.
-const INTEGERS: [(&str, fn(KvCache) -> Result<KvCache, Error>); 3] = [
+const INTEGERS: [(&str, SetElements); 3] = [
     ("int8", |cache| cache.int8(KeyScales::PerToken)),
     ("int4", |cache| cache.int4(Int4::Symmetric)),
     ("int4 with centres", |cache| cache.int4(Int4::Centred)),
