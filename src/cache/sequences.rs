@@ -156,7 +156,7 @@ impl KvCache {
     /// cache.append(rows, rows)?;
     /// cache.truncate(0, 16)?;
     /// cache.shrink();
-    /// assert_eq!(cache.bytes(), 16 * 2 * 16 * 4); // keys of 8 in panels of 16, values of 8 filled up to 16
+    /// assert_eq!(cache.bytes(), 16 * (8 + 16) * 4); // sixteen keys of 8, and values of 8 filled up to 16
     /// # Ok::<(), sdpa::Error>(())
     /// ```
     pub fn shrink(&mut self) {
