@@ -3,7 +3,7 @@
 mod append;
 mod build;
 #[cfg(feature = "safetensors")]
-mod file;
+pub(crate) mod file;
 mod held;
 mod sequences;
 mod token_form;
@@ -15,6 +15,7 @@ use core::num::NonZeroUsize;
 use core::ops::Range;
 pub(crate) use held::check_held;
 use sdpa_kernels::{Cache, Dtype, Int4, Isa, Sliding};
+pub(crate) use sequences::check_accepted;
 use std::collections::BTreeSet;
 pub(crate) use token_form::{Storable, TokenForm, ValuePlace};
 

@@ -22,7 +22,7 @@
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
 //! | threads other than rayon's, deadlines | [`ThreadPool`], or an [`Executor`] of your own; [`Run`], for [`Problem::run_with`] |
 //! | keys in several parts | [`AttnState`], [`merge`]; gradients: [`BackwardState`], [`KeyGradientSums`] |
-//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]) |
+//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]); those of a model's layers: [`LayerCaches`] |
 //! | references | [`naive`]: the oracle; [`unfused`]: the baseline |
 //! | layers around attention, whole models | the crate `sdpa-layers` |
 //!
@@ -45,6 +45,7 @@ mod guide;
 pub mod ieee {}
 mod inputs;
 mod kernels;
+mod layer_caches;
 mod likely;
 pub mod masks;
 pub mod naive;
@@ -67,6 +68,7 @@ pub use cause::Cause;
 pub use error::Error;
 pub use inputs::Inputs;
 pub use kernels::*;
+pub use layer_caches::LayerCaches;
 pub use page_pool::PagePool;
 pub use plan::Plan;
 pub use plan::balance::Balance;

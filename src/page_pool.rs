@@ -1,7 +1,12 @@
 //! Page pool: keys and values in pages that are packed like the blocks of a cache.
 
-use crate::cache::{CacheFormat, KeyScales, Storable, TokenForm, ValuePlace, format_of, key_length, key_scales};
-use crate::error::{Error, same};
+#[cfg(feature = "safetensors")]
+mod file;
+
+use crate::cache::{
+    CacheFormat, KeyScales, Storable, TokenForm, ValuePlace, check_accepted, format_of, key_length, key_scales,
+};
+use crate::error::{Error, at_most, same};
 use crate::inputs::cumulative;
 use crate::shape::KvShape;
 use sdpa_kernels::{BlockTable, Bound, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
@@ -185,6 +190,55 @@ impl PagePool {
         let (isa, storable) = (self.isa, Storable::in_format(self.format()));
         // What the tensors hold is looked at last: views may be huge, but not what the pool has pages for.
         self.pool.append(isa, table, [k, v], tokens, || storable.check(isa, [k, v]))
+    }
+
+    /// Keeps the first `from` tokens of a sequence of a table and, of the later ones, only the accepted, moved up, as
+    /// [`KvCache::keep`](crate::KvCache::keep) does. The table's lengths count all of them; afterwards the sequence has `from +
+    /// accepted.len()` tokens, and pages behind those are free.
+    ///
+    /// ```
+    /// use sdpa::{BlockTable, CacheFormat, Dtype, KvShape, PagePool, View};
+    /// let shape = KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 };
+    /// let mut pool = PagePool::new(8, 16, shape, CacheFormat::Elements(Dtype::Bf16))?;
+    /// let rows = [0.5; 21 * 2]; // a prompt of 15 tokens, and a tree of six more
+    /// let rows = View::bhld(&rows, [1, 1, 21, 2])?;
+    /// let table = BlockTable { entries: &[4, 7], lens: &[21] };
+    /// pool.append(table, rows, rows)?;
+    /// pool.keep(table, 0, 15, &[1, 4])?; // one path of the tree was accepted
+    /// let table = BlockTable { lens: &[17], ..table };
+    /// # pool.pages(table)?;
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Pages`] if the table does not fit the pool, or a page that a token moves to belongs to another sequence of the
+    /// table, too; [`Error::Range`] or [`Error::Empty`] if it has no such sequence; [`Error::Length`], [`Error::Range`] and
+    /// [`Error::Entry`] as for a cache. The pool is then unchanged.
+    pub fn keep(
+        &mut self,
+        table: BlockTable<'_>,
+        sequence: usize,
+        from: usize,
+        accepted: &[usize],
+    ) -> Result<(), Error> {
+        let Some(last) = table.lens.len().checked_sub(1) else {
+            return Err(Error::Empty { argument: "block table", what: "number of sequences" });
+        };
+        at_most(last, "the last one of the block table").check("sequence", "index", sequence)?;
+        let len = table.lens[sequence];
+        check_accepted(sequence, len, from, accepted)?;
+        Ok(self.pool.keep(table, sequence, from, accepted)?)
+    }
+
+    /// Gives back the memory of all pages but the first `pages`, which a copy of these takes. Pages that are in use behind those
+    /// are first copied to free ones: [`Self::copy_pages`].
+    ///
+    /// # Errors
+    /// [`Error::Range`] if the pool has fewer pages, [`Error::Memory`]; the pool is then unchanged.
+    pub fn shrink(&mut self, pages: usize) -> Result<(), Error> {
+        at_most(self.page_count(), "the pages that the pool has").check("page pool", "number of pages", pages)?;
+        let bytes = self.bytes() / self.page_count().max(1) * pages;
+        if self.pool.shrink(pages) { Ok(()) } else { Err(Error::Memory { what: "page pool", bytes }) }
     }
 
     /// Copies pages, `[from, to]` each, in order: for sequences that share a page, before one of them appends to it.

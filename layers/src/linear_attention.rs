@@ -56,14 +56,26 @@ pub struct LinearInputs<'a> {
     k: View<'a>,
     v: View<'a>,
     update: Update<'a>,
+    lens: Option<&'a [usize]>,
 }
 
 impl<'a> LinearInputs<'a> {
-    /// Takes queries `[batch, heads, len, head_dim]`, keys `[batch, kv_heads, len, head_dim]` and values `[batch,
-    /// kv_heads, len, value_dim]`, any strides, and the update rule; `heads` must be a multiple of `kv_heads`: query
-    /// heads of one group share a state.
+    /// Takes queries `[batch, heads, len, head_dim]`, keys `[batch, key_heads, len, head_dim]` and values `[batch,
+    /// value_heads, len, value_dim]`, any strides, and the update rule.
+    ///
+    /// There is a state for each key head or value head, of which there are more: `kv_heads`. Their number must be a multiple
+    /// of the other, so that neighbouring states share a key or a value, as those of gated delta nets share keys. Likewise query
+    /// heads of one group share a state, or neighbouring states a query; the output has a head for each query head or state,
+    /// of which there are more.
     pub fn new(q: View<'a>, k: View<'a>, v: View<'a>, update: Update<'a>) -> Self {
-        Self { q, k, v, update }
+        Self { q, k, v, update, lens: None }
+    }
+
+    /// Sets lengths, `[batch]`: the number of keys of each sequence that are there, from the first on. Later ones, which are
+    /// padding, do not change the state, whatever they are; with [`Reach::Causal`] their rows give 0.
+    #[must_use]
+    pub fn lens(self, lens: &'a [usize]) -> Self {
+        Self { lens: Some(lens), ..self }
     }
 }
 
@@ -133,8 +145,8 @@ impl LinearAttention {
         Self { normaliser, ..self }
     }
 
-    /// Updates the state with the tokens and writes to `out`, `[batch, heads, len, value_dim]`, the results of their
-    /// queries.
+    /// Updates the state, `[batch, kv_heads, head_dim, value_dim]`, with the tokens and writes to `out`, `[batch, heads, len,
+    /// value_dim]`, the results of their queries.
     ///
     /// Each thread takes one key/value head at a time. With D = head_dim, E = value_dim, time is B·L·D·E for each
     /// key/value head (two passes over the state, three under a delta rule) and each query head; chunks of C tokens add
@@ -146,6 +158,7 @@ impl LinearAttention {
     ///
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] for sizes that do not fit together;
+    /// [`Error::Entry`] for a length beyond the keys;
     /// [`Error::Number`] for a scale that is not finite; [`Error::Needs`] for settings that do not fit together;
     /// [`Error::Memory`] for scratch. State and output are then unchanged.
     pub fn forward(

@@ -1,74 +1,17 @@
 //! Multi-head attention: attention between learned projections.
 
+mod input;
+
 use crate::compute::Compute;
 use crate::error::{exactly, multiple_of, same};
 use crate::linear::{Linear, check_rows, rows_of};
+use crate::norm::Norm;
 use crate::positions::Rope;
 use crate::sequences::{Sequences, Start};
 use crate::share;
-use sdpa::{Alignment, Attention, Error, Inputs, KvCache, KvShape, Mask, Outputs, View, ViewMut};
-
-/// Input of a [`MultiHeadAttention`] call: the rows of queries, keys and values, and the keys that are visible.
-///
-/// ```
-/// use sdpa_layers::{MultiHeadInput, Sequences};
-/// // Two sequences: three and two rows of a decoder on five and four rows of an encoder, of which the last is padding.
-/// let (x, memory) = ([0.0; 5 * 8], [0.0; 9 * 8]);
-/// let input = MultiHeadInput::new(&x, Sequences::Ragged(&[0, 3, 5]))
-///     .memory(&memory, Sequences::Ragged(&[0, 5, 9]))
-///     .kv_lens(&[5, 3]);
-/// # let _ = input;
-/// ```
-#[derive(Debug, Clone, Copy)]
-pub struct MultiHeadInput<'a> {
-    x: &'a [f32],
-    sequences: Sequences<'a>,
-    memory: Option<Memory<'a>>,
-    kv_lens: Option<&'a [usize]>,
-    mask: Option<Mask<'a>>,
-}
-
-/// Source of keys and values, if it is other than the rows of the queries.
-#[derive(Debug, Clone, Copy)]
-struct Memory<'a> {
-    keys: &'a [f32],
-    values: &'a [f32],
-    sequences: Sequences<'a>,
-}
-
-impl<'a> MultiHeadInput<'a> {
-    /// Self-attention: rows of `x`, `[rows, inputs]`, see the rows of `x` in their own sequence.
-    pub fn new(x: &'a [f32], sequences: Sequences<'a>) -> Self {
-        Self { x, sequences, memory: None, kv_lens: None, mask: None }
-    }
-
-    /// Sets cross-attention: rows of x see rows of `memory`, `[keys, width]`, sequence by sequence; `sequences` divides
-    /// the memory.
-    #[must_use]
-    pub fn memory(self, memory: &'a [f32], sequences: Sequences<'a>) -> Self {
-        self.keys_and_values(memory, memory, sequences)
-    }
-
-    /// Sets cross-attention with keys from one tensor, `[keys, width]`, and values from another, with as many rows;
-    /// `sequences` divides both.
-    #[must_use]
-    pub fn keys_and_values(self, keys: &'a [f32], values: &'a [f32], sequences: Sequences<'a>) -> Self {
-        Self { memory: Some(Memory { keys, values, sequences }), ..self }
-    }
-
-    /// Sets key padding: `lens` `[sequences]` is the number of valid keys of each, from the first on.
-    #[must_use]
-    pub fn kv_lens(self, lens: &'a [usize]) -> Self {
-        Self { kv_lens: Some(lens), ..self }
-    }
-
-    /// Sets a mask of the keys that each row may see: `[sequences, heads, rows, keys]`, the first three broadcast from
-    /// 1.
-    #[must_use]
-    pub fn mask(self, mask: Mask<'a>) -> Self {
-        Self { mask: Some(mask), ..self }
-    }
-}
+use input::Memory;
+pub use input::MultiHeadInput;
+use sdpa::{Alignment, Attention, Error, Inputs, KvCache, KvShape, Outputs, View, ViewMut};
 
 /// Extra tensors of a call besides its input and output.
 #[derive(Debug)]
@@ -115,6 +58,9 @@ pub struct MultiHeadAttention {
     out: Linear,
     attention: Attention,
     alibi: Option<Vec<f32>>,
+    sinks: Option<Vec<f32>>,
+    /// Norms of queries and keys.
+    norms: Option<[Norm; 2]>,
     rope: Option<Rope>,
 }
 
@@ -150,6 +96,8 @@ impl MultiHeadAttention {
             out,
             attention: Attention::new(),
             alibi: None,
+            sinks: None,
+            norms: None,
             rope: None,
         })
     }
@@ -167,6 +115,39 @@ impl MultiHeadAttention {
     pub fn alibi(self, slopes: Vec<f32>) -> Result<Self, Error> {
         same("alibi slopes", "length", slopes.len(), self.heads, "the layer (heads)")?;
         Ok(Self { alibi: Some(slopes), ..self })
+    }
+
+    /// Sets attention sinks, one logit per query head: a key with this score and the value 0.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if there are not as many logits as heads.
+    pub fn sinks(self, logits: Vec<f32>) -> Result<Self, Error> {
+        same("sinks", "length", logits.len(), self.heads, "the layer (heads)")?;
+        Ok(Self { sinks: Some(logits), ..self })
+    }
+
+    /// Sets norms of queries and keys, before they are rotated: of each head, if a norm is as wide as a head (Henry et al. 2020,
+    /// arXiv:2010.04245), or of all heads together, if it is as wide as the projection.
+    ///
+    /// ```
+    /// use sdpa_layers::{Linear, MultiHeadAttention, Norm, Weights};
+    /// let weights = vec![0.1; 8 * 8];
+    /// let linear = || Weights::rows(&weights, [8, 8]).map(Linear::new);
+    /// let layer = MultiHeadAttention::new([2, 2], [linear()?, linear()?, linear()?, linear()?])?
+    ///     .qk_norm([Norm::rms([1.0; 4], 1e-6)?, Norm::rms([1.0; 4], 1e-6)?])?; // of heads of 4
+    /// # let _ = layer;
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Range`] if a norm has another width.
+    pub fn qk_norm(self, [q, k]: [Norm; 2]) -> Result<Self, Error> {
+        for (argument, norm, all) in [("q norm", &q, self.q.outputs()), ("k norm", &k, self.k.outputs())] {
+            if norm.width() != all {
+                exactly(self.key_dim, "the head_dim of the layer").check(argument, "width", norm.width())?;
+            }
+        }
+        Ok(Self { norms: Some([q, k]), ..self })
     }
 
     /// Sets rotary positions: queries and keys are rotated by their position in their sequence, counted from 0.
@@ -284,7 +265,10 @@ impl MultiHeadAttention {
         memory.sequences.check("keys", keys)?;
 
         let (q, k, v, attended) = (self.q.outputs(), self.k.outputs(), self.v.outputs(), self.out.inputs());
-        let mut buffers = compute.buffers("projections", [[rows, q], [keys, k], [keys, v], [rows, attended]])?;
+        // The projections of q and k, if they are normed before they are used.
+        let projected = if self.norms.is_some() { [[rows, q], [keys, k]] } else { [[0, 0]; 2] };
+        let sizes = [[rows, q], [keys, k], [keys, v], [rows, attended], projected[0], projected[1]];
+        let mut buffers = compute.buffers("projections", sizes)?;
         let done = self.attend(&input, &memory, &mut buffers, beside, compute);
         if done.is_ok() {
             share::multiply(compute.exec(), [self.out.product(&buffers[3], out)]);
@@ -298,15 +282,21 @@ impl MultiHeadAttention {
         &self,
         input: &MultiHeadInput<'_>,
         memory: &Memory<'_>,
-        buffers: &mut [crate::compute::Buffer; 4],
+        buffers: &mut [crate::compute::Buffer; 6],
         beside: Beside<'_>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        let [q, k, v, attended] = buffers;
+        let [q, k, v, attended, q_projected, k_projected] = buffers;
+        let [to_q, to_k] =
+            if self.norms.is_some() { [&mut *q_projected, &mut *k_projected] } else { [&mut *q, &mut *k] };
         share::multiply(
             compute.exec(),
-            [self.q.product(input.x, q), self.k.product(memory.keys, k), self.v.product(memory.values, v)],
+            [self.q.product(input.x, to_q), self.k.product(memory.keys, to_k), self.v.product(memory.values, v)],
         );
+        if let Some([q_norm, k_norm]) = &self.norms {
+            q_norm.forward(q_projected, q, compute)?;
+            k_norm.forward(k_projected, k, compute)?;
+        }
         let rows = q.len() / self.q.outputs();
         let keys = k.len() / self.k.outputs();
         let (heads, key_heads) = ([self.heads, self.key_dim], [self.kv_heads, self.key_dim]);
@@ -355,6 +345,12 @@ impl MultiHeadAttention {
         };
         if let Some(slopes) = &self.alibi {
             inputs = inputs.alibi(slopes);
+        }
+        if let Some(logits) = &self.sinks {
+            inputs = inputs.sinks(logits);
+        }
+        if let Some(bias) = input.bias {
+            inputs = inputs.bias(bias);
         }
         if let Some(lens) = input.kv_lens {
             inputs = inputs.kv_lens(lens);

@@ -7,6 +7,9 @@ use core::num::NonZeroUsize;
 use sdpa_kernels::{Cache, Dtype, Int4, Isa, MAX_INT8_HEAD_DIM, Sliding};
 use std::collections::BTreeSet;
 
+/// What a latent cache of bytes needs: a value, of several channels, has one scale.
+const SCALES_OF_TOKENS: &str = "keys with a scale for each token, not for each channel (KeyScales::PerToken)";
+
 impl KvCache {
     /// Creates an empty `f32` cache for `sequences` sequences.
     ///
@@ -33,10 +36,12 @@ impl KvCache {
     /// Makes the cache one of latent heads, whose values are the first `value_dim` columns of the keys: multi-head
     /// latent attention (DeepSeek-V2, arXiv:2405.04434) in its absorbed form, where 128 query heads share one key of
     /// 576 elements, of which 512 are the value. Only rows of keys are stored: little more than half the memory of
-    /// separate keys and values.
+    /// separate keys and values. In int8 ([`KeyScales::PerToken`]) and int4 a value has the scales of its key, and
+    /// each call rearranges the bytes of the keys that it reads.
     ///
     /// Tokens are appended as to any cache, but `v` must be the first columns of `k`
-    /// ([`View::columns`](crate::View::columns)). Results have the bits that tensors of the same numbers give.
+    /// ([`View::columns`](crate::View::columns)). Results have the bits that tensors of the same numbers give; in int8
+    /// and int4 their errors are bounded as for [`Self::int8`] and [`Self::int4`], with the scales of the keys.
     ///
     /// ```
     /// use sdpa::{Alignment, Attention, Inputs, KvCache, KvShape, Outputs, View, ViewMut};
@@ -54,13 +59,15 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already or the cache is an int8 or int4 cache; [`Error::Range`] if values are
+    /// [`Error::Needs`] if something was appended already or the channels of keys have scales; [`Error::Range`] if values are
     /// longer than keys.
     pub fn latent(self) -> Result<Self, Error> {
         if self.bytes() > 0 {
             return Err(Error::Needs { argument: "latent", needs: "an empty cache" });
         }
-        self.refuse_integers("latent")?;
+        if self.cache.channel_scales().is_some() {
+            return Err(Error::Needs { argument: "latent", needs: SCALES_OF_TOKENS });
+        }
         let KvShape { head_dim, value_dim, .. } = self.shape();
         let limit = at_most(head_dim, "the head_dim of keys, whose first columns the values are");
         limit.check("latent", "value_dim", value_dim)?;
@@ -96,8 +103,8 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already, another element type was set or the cache is latent,
-    /// [`Error::Range`] for keys longer than 131,072, [`Error::Mismatch`] if there are not `kv_heads × head_dim` scales,
+    /// [`Error::Needs`] if something was appended already, another element type was set, or the cache is latent and
+    /// channels have scales, [`Error::Range`] for keys longer than 131,072, [`Error::Mismatch`] if there are not `kv_heads × head_dim` scales,
     /// [`Error::Number`] for a scale that is not positive and finite.
     pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
         let mut cache = self.with_int8(keys)?;
@@ -136,8 +143,8 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already, another element type was set or the cache is latent,
-    /// [`Error::Range`] for keys longer than 131,072.
+    /// [`Error::Needs`] if something was appended already or another element type was set, [`Error::Range`] for keys
+    /// longer than 131,072.
     pub fn int4(self, kind: Int4) -> Result<Self, Error> {
         if self.cache.int4().is_none() || self.bytes() > 0 {
             self.refuse_set("int4")?;
@@ -160,7 +167,6 @@ impl KvCache {
     fn refuse_set(&self, argument: &'static str) -> Result<(), Error> {
         let needs = match self.cache.dtype() {
             _ if self.bytes() > 0 => "an empty cache",
-            Some(Dtype::F32) if self.cache.is_latent() => "a cache that is not latent",
             Some(Dtype::F32) => return Ok(()),
             Some(_) => "a cache without dtype, which is set",
             None => return self.refuse_integers(argument),
@@ -174,6 +180,9 @@ impl KvCache {
             self.refuse_set("int8")?;
         }
         let channels = key_scales(keys, self.shape(), "the cache (kv_heads × head_dim)")?;
+        if channels.is_some() && self.cache.is_latent() {
+            return Err(Error::Needs { argument: "latent", needs: SCALES_OF_TOKENS });
+        }
         Ok(Self { cache: self.cache.with_int8(channels), ..self })
     }
 

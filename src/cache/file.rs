@@ -6,14 +6,16 @@ mod import;
 
 use crate::cache::KvCache;
 use crate::error::Error;
-use description::{Description, ElementFormat};
+pub(crate) use description::{Description, ElementFormat, Sequence};
+pub(crate) use import::{File, wrong};
 use safetensors::tensor::Dtype;
 use sdpa_kernels::{Cache, TokenPart};
+use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// Key of the description in a file's metadata.
-const DESCRIPTION: &str = "sdpa.kv_cache";
+pub(crate) const DESCRIPTION: &str = "sdpa.kv_cache";
 /// Name of the tensor with the scales of the keys' channels.
 const CHANNEL_SCALES: &str = "channel_scales";
 
@@ -22,17 +24,17 @@ const CHANNEL_SCALES: &str = "channel_scales";
 const MOST_KEYS: usize = u32::MAX as usize;
 
 /// Reason why a cache has no file.
-const NO_FORMAT: &str = "files have no form for the format of this cache";
+pub(crate) const NO_FORMAT: &str = "files have no form for the format of this cache";
 
-/// Name of the tensor that holds a part of a sequence's tokens.
-fn tensor_name(sequence: usize, part: TokenPart) -> String {
+/// Name of the tensor that holds a part of a sequence's tokens. Names of a cache among others have a prefix.
+fn tensor_name(prefix: &str, sequence: usize, part: TokenPart) -> String {
     let part = match part {
         TokenPart::Key => "keys",
         TokenPart::KeyScale => "key_scales",
         TokenPart::Value => "values",
         TokenPart::ValueScale => "value_scales",
     };
-    format!("sequences.{sequence}.{part}")
+    format!("{prefix}sequences.{sequence}.{part}")
 }
 
 /// Element type of the tensors with a part of tokens.
@@ -81,10 +83,29 @@ enum Contents<'a> {
     Floats(&'a [f32]),
     /// Part of the tokens of a sequence that are held.
     Tokens {
-        cache: &'a Cache,
+        tokens: &'a dyn Tokens,
         sequence: usize,
+        contents: Sequence,
         part: TokenPart,
     },
+}
+
+/// Tokens of sequences, to be written to a file.
+pub(crate) trait Tokens {
+    /// Returns the number of elements of a part of a token in one head, and the bytes of each.
+    fn elements(&self, part: TokenPart) -> [usize; 2];
+    /// Copies the elements of a part of token `[sequence, head, token]`.
+    fn read(&self, part: TokenPart, at: [usize; 3], to: &mut [u8]);
+}
+
+impl Tokens for Cache {
+    fn elements(&self, part: TokenPart) -> [usize; 2] {
+        self.token_elements(part)
+    }
+
+    fn read(&self, part: TokenPart, at: [usize; 3], to: &mut [u8]) {
+        self.read_token(part, at, to);
+    }
 }
 
 impl safetensors::View for FileTensor<'_> {
@@ -104,12 +125,12 @@ impl safetensors::View for FileTensor<'_> {
                     bytes.copy_from_slice(&x.to_le_bytes());
                 }
             }
-            Contents::Tokens { cache, sequence, part } => {
-                let ([elements, size], evicted) = (cache.token_elements(part), cache.evicted(sequence));
-                let held = (0..evicted.start).chain(evicted.end..cache.lens()[sequence]);
-                let tokens = (0..self.shape[0]).flat_map(|head| held.clone().map(move |token| [sequence, head, token]));
-                for (bytes, at) in bytes.chunks_exact_mut(elements * size).zip(tokens) {
-                    cache.read_token(part, at, bytes);
+            Contents::Tokens { tokens, sequence, contents, part } => {
+                let [elements, size] = tokens.elements(part);
+                let held = contents.held();
+                let places = (0..self.shape[0]).flat_map(|head| held.clone().map(move |token| [sequence, head, token]));
+                for (bytes, at) in bytes.chunks_exact_mut(elements * size).zip(places) {
+                    tokens.read(part, at, bytes);
                 }
                 swap_order(&mut bytes, size);
             }
@@ -128,7 +149,7 @@ impl KvCache {
     ///
     /// For every sequence with keys, the file has the tensors `sequences.N.keys` `[kv_heads, len, head_dim]` and
     /// `sequences.N.values` `[kv_heads, len, value_dim]` in the type of the cache's elements, without what a sliding
-    /// cache has evicted; a latent cache has no `values`. An int8 cache has bytes, and scales:
+    /// cache has evicted; a latent cache has no `values` and no `value_scales`. An int8 cache has bytes, and scales:
     /// `sequences.N.value_scales`, and for the keys either `sequences.N.key_scales`, both `[kv_heads, len]`, or, by
     /// channel, one tensor `channel_scales` `[kv_heads, head_dim]`. An int4 cache has `U8` `[kv_heads, len,
     /// 16·blocks]`, with a block for each 32 elements of a row, the last filled up with zeros: the lower four bits of
@@ -155,40 +176,71 @@ impl KvCache {
     /// [`Error::Empty`] for a cache without heads, [`Error::Memory`], [`Error::File`] for more sequences than the
     /// header of a safetensors file can list (about half a million), or for a sequence of 2³² keys or more.
     pub fn export(&self) -> Result<Vec<u8>, Error> {
-        if self.shape().kv_heads == 0 {
+        let part = self.file_part(String::new())?;
+        write(DESCRIPTION, &part.description, core::slice::from_ref(&part))
+    }
+
+    /// Returns what a file has of this cache.
+    pub(crate) fn file_part(&self, prefix: String) -> Result<FilePart<'_>, Error> {
+        let description = Description::of(self).ok_or_else(|| refused(NO_FORMAT))?;
+        Ok(FilePart { prefix, description, channels: self.cache.channel_scales(), tokens: &self.cache })
+    }
+}
+
+/// Cache, or sequences of a pool, to be written to a file.
+pub(crate) struct FilePart<'a> {
+    /// Prefix of the names of its tensors.
+    pub(crate) prefix: String,
+    pub(crate) description: Description,
+    pub(crate) channels: Option<&'a [f32]>,
+    pub(crate) tokens: &'a dyn Tokens,
+}
+
+impl<'a> FilePart<'a> {
+    /// Adds the part's tensors, by name.
+    fn add_tensors(&self, tensors: &mut Vec<(String, FileTensor<'a>)>) -> Result<(), Error> {
+        let &Description { kv_heads, head_dim, elements, ref sequences, .. } = &self.description;
+        if kv_heads == 0 {
             return Err(Error::Empty { argument: "cache", what: "kv_heads" });
         }
-        let file = |why: String| Error::File { what: "export", why };
-        if let Some((sequence, &len)) = self.lens().iter().enumerate().find(|&(_, &len)| len > MOST_KEYS) {
-            return Err(file(too_long(sequence, len)));
+        if let Some(scales) = self.channels {
+            let (shape, contents) = (vec![kv_heads, head_dim], Contents::Floats(scales));
+            tensors
+                .push((format!("{}{CHANNEL_SCALES}", self.prefix), FileTensor { dtype: Dtype::F32, shape, contents }));
         }
-        let description = Description::of(self).ok_or_else(|| file(NO_FORMAT.into()))?;
-        let mut tensors = Vec::new();
-        if let Some(scales) = self.cache.channel_scales() {
-            let shape = vec![self.shape().kv_heads, self.shape().head_dim];
-            let tensor = FileTensor { dtype: Dtype::F32, shape, contents: Contents::Floats(scales) };
-            tensors.push((CHANNEL_SCALES.to_owned(), tensor));
-        }
-        for (sequence, &len) in self.lens().iter().enumerate().filter(|&(_, &len)| len > 0) {
+        for (sequence, &contents) in sequences.iter().enumerate() {
+            let Some(contents) = contents.filter(|contents| contents.len > 0) else { continue };
+            if contents.len > MOST_KEYS {
+                return Err(refused(too_long(sequence, contents.len)));
+            }
             for part in TokenPart::ALL {
-                let ([elements, _], evicted) = (self.cache.token_elements(part), self.cache.evicted(sequence));
-                if elements == 0 {
-                    continue;
+                let [each, _] = self.tokens.elements(part);
+                if each > 0 {
+                    let shape = tensor_shape(part, [kv_heads, contents.held().count(), each], elements);
+                    let contents = Contents::Tokens { tokens: self.tokens, sequence, contents, part };
+                    let tensor = FileTensor { dtype: tensor_dtype(part, elements), shape, contents };
+                    tensors.push((tensor_name(&self.prefix, sequence, part), tensor));
                 }
-                let sizes = [self.shape().kv_heads, len - evicted.len(), elements];
-                let shape = tensor_shape(part, sizes, description.elements);
-                let contents = Contents::Tokens { cache: &self.cache, sequence, part };
-                let tensor = FileTensor { dtype: tensor_dtype(part, description.elements), shape, contents };
-                tensors.push((tensor_name(sequence, part), tensor));
             }
         }
-        // The file, and the largest tensor while it is copied there.
-        let bytes = tensors.iter().map(|(_, tensor)| safetensors::View::data_len(tensor)).sum::<usize>();
-        if !sdpa_kernels::has_memory(bytes.div_ceil(size_of::<f32>())) {
-            return Err(Error::Memory { what: "export", bytes });
-        }
-        let description = serde_json::to_string(&description).map_err(|e| file(e.to_string()))?;
-        let metadata = HashMap::from([(DESCRIPTION.to_owned(), description)]);
-        safetensors::serialize(tensors, Some(metadata)).map_err(|e| file(e.to_string()))
+        Ok(())
     }
+}
+
+fn refused(why: impl Into<String>) -> Error {
+    Error::File { what: "export", why: why.into() }
+}
+
+/// Returns the bytes of a file of these parts, with a description under a key.
+pub(crate) fn write(key: &str, description: &impl Serialize, parts: &[FilePart<'_>]) -> Result<Vec<u8>, Error> {
+    let mut tensors = Vec::new();
+    parts.iter().try_for_each(|part| part.add_tensors(&mut tensors))?;
+    // The file, and the largest tensor while it is copied there.
+    let bytes = tensors.iter().map(|(_, tensor)| safetensors::View::data_len(tensor)).sum::<usize>();
+    if !sdpa_kernels::has_memory(bytes.div_ceil(size_of::<f32>())) {
+        return Err(Error::Memory { what: "export", bytes });
+    }
+    let description = serde_json::to_string(description).map_err(|e| refused(e.to_string()))?;
+    let metadata = HashMap::from([(key.to_owned(), description)]);
+    safetensors::serialize(tensors, Some(metadata)).map_err(|e| refused(e.to_string()))
 }

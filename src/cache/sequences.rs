@@ -27,7 +27,7 @@ impl KvCache {
     }
 
     /// Refuses a length to which a sequence cannot be cut.
-    fn check_length(&self, sequence: usize, len: usize) -> Result<(), Error> {
+    pub(crate) fn check_length(&self, sequence: usize, len: usize) -> Result<(), Error> {
         let (had, shortest) = (self.lens()[sequence], self.cache.shortest(sequence));
         let (bound, limit) = if len > had {
             (Bound::AtMost, had)
@@ -69,31 +69,18 @@ impl KvCache {
     /// evicted one; [`Error::Range`] for more tokens than there are after `from`; [`Error::Memory`]. The cache is then
     /// unchanged.
     pub fn keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> Result<(), Error> {
+        self.prepare_keep(sequence, from, accepted)?;
+        if self.cache.keep(sequence, from, accepted) { Ok(()) } else { Err(self.no_memory(accepted.len())) }
+    }
+
+    /// Checks a [`Self::keep`], and allocates what it takes: it then succeeds.
+    pub(crate) fn prepare_keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> Result<(), Error> {
         self.there("sequence", sequence)?;
-        let len = self.lens()[sequence];
-        let Some(behind) = len.checked_sub(from) else {
-            let bound = Bound::AtMost;
-            return Err(Error::Length { argument: "from", sequence, got: from, bound, limit: len });
-        };
-        at_most(behind, "the tokens that the sequence has behind `from`").check(
-            "accepted",
-            "length",
-            accepted.len(),
-        )?;
-        let mut least = 0;
-        for (index, &got) in accepted.iter().enumerate() {
-            let (bound, limit, of) = match got < least {
-                true => (Bound::AtLeast, least, "one more than the entry before it"),
-                false => (Bound::AtMost, behind - 1, "the last token of the sequence, counted from `from`"),
-            };
-            if got < least || got > limit {
-                return Err(Error::Entry { argument: "accepted", index, got, bound, limit, of: Some(of) });
-            }
-            least = got + 1;
-        }
+        check_accepted(sequence, self.lens()[sequence], from, accepted)?;
         self.check_moves(sequence, from, accepted)?;
         self.check_length(sequence, from + accepted.len())?;
-        if self.cache.keep(sequence, from, accepted) { Ok(()) } else { Err(self.no_memory(accepted.len())) }
+        let reserved = self.cache.reserve_to_keep(sequence, from, accepted);
+        if reserved { Ok(()) } else { Err(self.no_memory(accepted.len())) }
     }
 
     /// Refuses moves of evicted tokens, or to where there are such.
@@ -157,8 +144,49 @@ impl KvCache {
         Ok(())
     }
 
+    /// Gives back memory that holds no key: what [`Self::truncate`], [`Self::clear`] and [`Self::remove_sequence`] kept for
+    /// later tokens, what appending computes in, and room for keys to come in sequences of fewer than 129. Blocks that are
+    /// shared stay as they are. Later appends allocate anew.
+    ///
+    /// ```
+    /// use sdpa::{KvCache, KvShape, View};
+    /// let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 })?;
+    /// let rows = [0.5; 1000 * 8];
+    /// let rows = View::bhld(&rows, [1, 1, 1000, 8])?;
+    /// cache.append(rows, rows)?;
+    /// cache.truncate(0, 16)?;
+    /// cache.shrink();
+    /// assert_eq!(cache.bytes(), 16 * (8 + 16) * 4); // sixteen keys of 8, and values of 8 filled up to 16
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    pub fn shrink(&mut self) {
+        self.cache.shrink();
+        self.sorted = Vec::new();
+    }
+
     /// Adds an empty sequence and returns its index: the lowest of the removed sequences', else one more than the last.
     pub fn add_sequence(&mut self) -> usize {
         self.removed.pop_first().unwrap_or_else(|| self.cache.add_sequence())
     }
+}
+
+/// Refuses accepted tokens that do not increase, or that a sequence of `len` tokens does not have behind `from`.
+pub(crate) fn check_accepted(sequence: usize, len: usize, from: usize, accepted: &[usize]) -> Result<(), Error> {
+    let Some(behind) = len.checked_sub(from) else {
+        let bound = Bound::AtMost;
+        return Err(Error::Length { argument: "from", sequence, got: from, bound, limit: len });
+    };
+    at_most(behind, "the tokens that the sequence has behind `from`").check("accepted", "length", accepted.len())?;
+    let mut least = 0;
+    for (index, &got) in accepted.iter().enumerate() {
+        let (bound, limit, of) = match got < least {
+            true => (Bound::AtLeast, least, "one more than the entry before it"),
+            false => (Bound::AtMost, behind - 1, "the last token of the sequence, counted from `from`"),
+        };
+        if got < least || got > limit {
+            return Err(Error::Entry { argument: "accepted", index, got, bound, limit, of: Some(of) });
+        }
+        least = got + 1;
+    }
+    Ok(())
 }

@@ -3,11 +3,11 @@
 use crate::counting::counted;
 use crate::kv_support::{append_part, cuts, empty_cache, same_cache, same_full};
 use crate::options::{Case, Wanted};
-use crate::support::{Rng, Tensor, execs};
+use crate::support::{Rng, Tensor, execs, fewer};
 use core::num::NonZeroUsize;
 use sdpa::{
-    Alignment, Attention, Dtype, Error, Inputs, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, View, ViewMut,
-    Workspace,
+    Alignment, Attention, Dtype, Error, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, View,
+    ViewMut, Workspace,
 };
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
@@ -57,6 +57,114 @@ fn any_options() {
         let mut rng = Rng::new(seed);
         let case = latent(Case::random(&mut rng, 300_000).side_by_side());
         check(&format!("seed {seed}"), &case, &mut rng);
+    }
+}
+
+/// Sets the elements of an empty cache.
+type SetElements = fn(KvCache) -> Result<KvCache, Error>;
+
+/// Kinds of integers.
+const INTEGERS: [(&str, SetElements); 3] = [
+    ("int8", |cache| cache.int8(KeyScales::PerToken)),
+    ("int4", |cache| cache.int4(Int4::Symmetric)),
+    ("int4 with centres", |cache| cache.int4(Int4::Centred)),
+];
+
+/// Columns of a call's output.
+fn columns(out: &Tensor, dim: usize) -> Tensor {
+    let [b, h, n, _] = out.shape;
+    Tensor::from_fn([b, h, n, dim], |at| out.get(at))
+}
+
+/// Values with the scales of their keys: the bits of the first columns where whole keys are the values, stored apart.
+fn check_integers(what: &str, case: &Case, rng: &mut Rng) {
+    let whole = Case { v: case.k.clone(), ..case.clone() };
+    for (name, integers) in INTEGERS {
+        let mut latent = integers(empty_cache(case)).and_then(KvCache::latent).expect("an empty cache");
+        let mut stored = integers(empty_cache(&whole)).expect("an empty cache");
+        for b in 0..case.batch() {
+            cuts(case.kv_len(b), rng).into_iter().for_each(|keys| append(&mut latent, case, b, keys));
+            append_part(&mut stored, &whole, b, 0..case.kv_len(b));
+        }
+        for (isa, exec) in execs() {
+            for (wanted, threads) in [(Wanted::LEAST, 1), (Wanted::ALL, 64)] {
+                let exec = exec.threads(threads);
+                let mut expected = whole.run_over(Inputs::cached(case.q.view(), &stored), exec, wanted);
+                expected.out = columns(&expected.out, case.v.shape[3]);
+                let got = case.run_over(Inputs::cached(case.q.view(), &latent), exec, wanted);
+                same_full(&format!("{what}, {name}, {isa}"), &got, &expected);
+            }
+        }
+        let held = [&latent, &stored].map(|x| Inputs::cached(case.q.view(), x).key_values().expect("a cache"));
+        for at in crate::support::indices(case.k.shape).filter(|&[b, _, j, _]| j < case.kv_len(b)) {
+            assert_eq!(held[0].key(at), held[1].key(at), "{what}, {name}: {at:?}");
+            let value = held[1].value(at).filter(|_| at[3] < case.v.shape[3]);
+            assert_eq!(held[0].value(at), value, "{what}, {name}: {at:?}");
+        }
+    }
+}
+
+#[test]
+fn any_options_over_integers() {
+    for seed in 0..fewer(20) {
+        let mut rng = Rng::new(seed);
+        let case = latent(Case::random(&mut rng, 200_000).side_by_side());
+        check_integers(&format!("seed {seed}"), &case, &mut rng);
+    }
+}
+
+/// Keys that are packed at once, in parts, and panel by panel; rows of one task and of several.
+#[test]
+fn integer_keys_of_any_length() {
+    for (heads, rows, keys, [d, dv]) in [
+        (16, 1, 520, [72, 64]),
+        (128, 1, 300, [96, 80]),
+        (16, 3, 520, [576, 512]),
+        (4, 40, 520, [33, 17]),
+        (2, 110, 530, [64, 33]),
+        (1, 1, 3, [1, 1]),
+        (2, 100, 270, [5000, 40]),
+    ] {
+        let mut rng = Rng::new(heads as u64);
+        let mut case = latent(Case::plain(&mut rng, [2, heads, 1, rows, keys, d, dv]));
+        (case.causal, case.alignment) = (true, Some(Alignment::BottomRight));
+        case.kv_lens = Some(vec![keys, keys / 2]);
+        check_integers(&format!("{heads} heads, {rows} rows, {d}, {dv}"), &case, &mut rng);
+    }
+}
+
+/// Forks, truncation, kept tokens, eviction and files of integers.
+#[test]
+fn an_integer_cache_like_any_other() {
+    let mut rng = Rng::new(4);
+    let mut case = latent(Case::plain(&mut rng, [3, 2, 1, 1, 700, 80, 64]));
+    // The third sequence begins as the first does.
+    (0..600).for_each(|j| case.k.copy_row([2, 0, j], &case.k.clone(), [0, 0, j]));
+    let case = latent(case);
+    for (name, integers) in INTEGERS {
+        let empty = empty_cache(&case).latent().and_then(integers).expect("an empty cache");
+        let mut cache = empty.clone();
+        append(&mut cache, &case, 0, 0..700);
+        cache.fork(0, 2).expect("sequences");
+        cache.truncate(2, 600).expect("it is shorter");
+        append(&mut cache, &case, 2, 600..630);
+        cache.keep(2, 590, &[3, 20, 39]).expect("it has these");
+        let mut fresh = empty.clone();
+        append(&mut fresh, &case, 0, 0..700);
+        append(&mut fresh, &case, 2, 0..590);
+        for token in [593, 610, 629] {
+            append(&mut fresh, &case, 2, token..token + 1);
+        }
+        same_cache(name, &cache, &fresh);
+        let mut apart = integers(empty_cache(&case)).expect("an empty cache");
+        [0..700, 0..593].into_iter().zip([0, 2]).for_each(|(keys, b)| append_part(&mut apart, &case, b, keys));
+        assert!(fresh.bytes() < apart.bytes() * 2 / 3, "{name}: {} of {}", fresh.bytes(), apart.bytes());
+        #[cfg(feature = "safetensors")]
+        {
+            let imported = KvCache::import(&fresh.export().expect("a cache")).expect("its file");
+            assert!(imported.is_latent() && imported.format() == fresh.format());
+            same_cache(&format!("{name}, imported"), &imported, &fresh);
+        }
     }
 }
 
@@ -126,10 +234,14 @@ fn a_cache_like_any_other() {
 
 #[test]
 fn a_warm_step_allocates_nothing() {
+    let empty = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 40, value_dim: 24 }).and_then(KvCache::latent);
+    let empty = empty.expect("a cache");
+    a_warm_step_of(empty.clone());
+    INTEGERS.into_iter().for_each(|(_, integers)| a_warm_step_of(integers(empty.clone()).expect("an empty cache")));
+}
+
+fn a_warm_step_of(mut cache: KvCache) {
     let (rows, q) = (vec![0.5; 300 * 40], vec![0.1; 16 * 40]);
-    let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 40, value_dim: 24 })
-        .and_then(KvCache::latent)
-        .expect("a cache");
     let k = View::bhld(&rows, [1, 1, 300, 40]).expect("it fits");
     cache.append(k, k.columns(0..24).expect("it has these")).expect("they fit");
     let token = k.rows(0..1).expect("it has one");
@@ -158,10 +270,12 @@ fn what_is_no_latent_cache_is_refused() {
         said(new([8, 9]).latent()),
         "latent: value_dim is 9, but must be at most 8, the head_dim of keys, whose first columns the values are"
     );
-    let bytes = new([8, 8]).int8(KeyScales::PerToken).expect("an empty cache");
-    assert_eq!(said(bytes.latent()), "latent: needs a cache without int8, which is set");
+    let channels = || KeyScales::PerChannel(vec![0.1; 8]);
+    let needs = "latent: needs keys with a scale for each token, not for each channel (KeyScales::PerToken)";
+    let bytes = new([8, 8]).int8(channels()).expect("an empty cache");
+    assert_eq!(said(bytes.latent()), needs);
     let latent = new([8, 4]).latent().expect("an empty cache");
-    assert_eq!(said(latent.int8(KeyScales::PerToken)), "int8: needs a cache that is not latent");
+    assert_eq!(said(latent.int8(channels())), needs);
     let mut cache = new([8, 4]).latent().expect("an empty cache");
     let rows = [0.5; 2 * 8];
     let k = View::bhld(&rows, [1, 1, 2, 8]).expect("it fits");

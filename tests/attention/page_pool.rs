@@ -333,9 +333,13 @@ fn bad_pools_and_tables_are_refused() {
     );
     assert_eq!(
         append(&mut pool, &[2, 2], &[3, 3]),
-        "block table: sequences 0 and 1 would both append to page 2 (a page that is shared is copied first)"
+        "block table: tokens would be written to page 2, which sequences 0 and 1 share (a page that is shared is copied \
+         first)"
     );
-    assert_eq!(append(&mut pool, &[0, 1, 3, 3], &[3, 17]), "block table: sequence 1 would append to page 3 twice");
+    assert_eq!(
+        append(&mut pool, &[0, 1, 3, 3], &[3, 17]),
+        "block table: tokens would be written to page 3, which sequence 1 has twice"
+    );
     assert_eq!(append(&mut pool, &[0], &[3]), "k: batch is 2, but the block table has 1");
     let table = BlockTable { entries: &[0, 1], lens: &[3, 3] };
     assert_eq!(said(pool.append(table, v.view(), v.view())), "k: head_dim is 6, but the pool has 8");

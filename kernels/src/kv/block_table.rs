@@ -75,7 +75,7 @@ pub enum PageError {
         /// Number of keys of a page.
         page_size: usize,
     },
-    /// Two sequences, or one sequence twice, would append tokens to the same page.
+    /// Tokens would be written to a page that two sequences have, or one sequence twice.
     Shared {
         /// Page number.
         page: u32,
@@ -112,11 +112,12 @@ impl fmt::Display for PageError {
                 write!(f, "page pool: pages have {page_size} keys, but must have 16 or a multiple of that")
             }
             Self::Shared { page, sequences: [a, b] } if a == b => {
-                write!(f, "block table: sequence {a} would append to page {page} twice")
+                write!(f, "block table: tokens would be written to page {page}, which sequence {a} has twice")
             }
             Self::Shared { page, sequences: [a, b] } => write!(
                 f,
-                "block table: sequences {a} and {b} would both append to page {page} (a page that is shared is copied first)"
+                "block table: tokens would be written to page {page}, which sequences {a} and {b} share (a page that is shared is \
+                 copied first)"
             ),
             Self::Page { sequence, entry, page, pages } => write!(
                 f,

@@ -22,6 +22,8 @@ pub(crate) enum Keys {
     Int8 { panels: Rows<i8>, scales: Option<*const [f32]> },
     /// Panels of int4 keys (`int4.rs`), and the numbers of each panel.
     Int4 { panels: Rows<i8>, kind: Int4, numbers: Rows<F16> },
+    /// Latent keys of integers, not packed yet: those that the block's values are the first columns of.
+    Latent,
 }
 
 /// Values of a block.

@@ -133,11 +133,8 @@ impl<'a> KeyValues<'a> {
     pub fn token_bytes(&self) -> usize {
         let [key, value] = self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes));
         let [k, v] = [self.k_shape()[3], self.v_shape()[3]];
-        match self.cache() {
-            _ if self.int4().is_some() => (k + v).div_ceil(2),
-            Some(cache) if cache.is_latent() => k * key,
-            _ => k * key + v * value,
-        }
+        let v = if self.cache().is_some_and(Cache::is_latent) { 0 } else { v };
+        if self.int4().is_some() { (k + v).div_ceil(2) } else { k * key + v * value }
     }
 
     /// Returns the types of keys and of values; `None` for int8 and int4.

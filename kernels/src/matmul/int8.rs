@@ -278,6 +278,35 @@ pub(crate) fn place_key(row: &[i8], j: usize, keys: &mut [i8]) {
     }
 }
 
+/// Packs keys that are stored as values, four keys together column by column, into whole panels of `quads` quads, four columns
+/// together; `at` is the address of a quad of four keys.
+///
+/// # Safety
+/// Sixteen bytes are readable at the address of each quad of the panels that `keys` has room for.
+pub(crate) unsafe fn pack_fours<S: Simd>(
+    s: S,
+    quads: usize,
+    at: impl Fn(usize, usize) -> *const [[i8; QUAD]; QUAD],
+    keys: &mut [i8],
+) {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            let panels =
+                keys.as_chunks_mut::<QUAD>().0.as_chunks_mut::<QUAD>().0.chunks_exact_mut(quads * (LANES / QUAD));
+            for (panel, keys) in panels.enumerate() {
+                for four in 0..LANES / QUAD {
+                    for (quad, keys) in keys.iter_mut().skip(four).step_by(LANES / QUAD).enumerate() {
+                        // SAFETY: the caller guarantees the quad.
+                        let columns = unsafe { *at(panel * (LANES / QUAD) + four, quad) };
+                        *keys = core::array::from_fn(|key| core::array::from_fn(|column| columns[column][key]));
+                    }
+                }
+            }
+        },
+    )
+}
+
 /// Packs dense rows of `head_dim` bytes; the last panel is filled up with zeros.
 #[cfg(any(test, feature = "_probe"))]
 pub(crate) fn pack_keys(rows: &[i8], head_dim: usize, keys: &mut [i8]) {

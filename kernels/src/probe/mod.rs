@@ -82,6 +82,8 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                         Keys::Int4 { panels, .. } => {
                             read_rows(panels, len / LANES, int4::blocks(d) * int4::BLOCK_BYTES, bytes)
                         }
+                        // Read with the values.
+                        Keys::Latent => true,
                     };
                     keys & match kv.values(at, len, values) {
                         BlockValues::Int8 { values, .. } => values

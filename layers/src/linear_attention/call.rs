@@ -9,10 +9,13 @@ pub(super) struct Call<'a> {
     pub(super) q: View<'a>,
     pub(super) k: View<'a>,
     pub(super) v: View<'a>,
-    /// `[batch, kv_heads, kv_len, head_dim or 1]`.
+    /// `[batch, kv_heads, kv_len, head_dim or 1]`: a decay for each state.
     pub(super) log_decay: Option<View<'a>>,
     /// `[batch, kv_heads, kv_len, 1]`.
     pub(super) beta: Option<View<'a>>,
+    /// Number of tokens of each sequence that are not padding, if not all.
+    pub(super) lens: Option<&'a [usize]>,
+    /// Number of states of a sequence: key heads or value heads, of which there are more.
     pub(super) kv_heads: usize,
     /// Number of query heads that share a state.
     pub(super) group: usize,
@@ -40,7 +43,7 @@ impl Call<'_> {
     pub(super) fn flops(&self) -> f64 {
         let [batch, heads, q_len, _] = self.q.shape();
         let passes = if self.beta.is_some() { 2.0 } else { 1.0 };
-        let rows = heads as f64 * q_len as f64 + passes * self.kv_heads as f64 * self.kv_len as f64;
+        let rows = heads.max(self.kv_heads) as f64 * q_len as f64 + passes * self.kv_heads as f64 * self.kv_len as f64;
         2.0 * batch as f64 * rows * self.head_dim as f64 * self.width as f64
     }
 }

@@ -3,8 +3,8 @@
 use super::call::Call;
 use super::settings::{Form, Normaliser, Reach};
 use super::{LinearAttention, LinearInputs, LinearState};
-use crate::error::{at_most, same};
-use sdpa::{Error, Exec, Inputs, Shape, View};
+use crate::error::{LONGEST_DIM, at_most, same};
+use sdpa::{Bound, Error, Exec, Inputs, Shape, View};
 
 /// Longest chunk. Scores and keys of longer chunks would leave the caches, and more than a few dozen tokens gain
 /// nothing.
@@ -18,8 +18,8 @@ impl LinearAttention {
         out: [usize; 4],
         exec: Exec<'_>,
     ) -> Result<Call<'a>, Error> {
-        let LinearInputs { q, k, v, update } = *inputs;
-        let shape = Inputs::new(q, k, v).shape()?;
+        let LinearInputs { q, k, v, update, lens } = *inputs;
+        let (shape, of) = shape_of([q, k, v])?;
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
         // Without query heads, the keys would not be added to the state.
         if heads == 0 && kv_heads > 0 {
@@ -30,12 +30,19 @@ impl LinearAttention {
         if self.reach == Reach::Causal {
             same("k", "rows", kv_len, q_len, "q")?;
         }
-        let log_decay = log_decay.map(|view| repeated("log_decay", view, &shape, head_dim)).transpose()?;
-        let beta = beta.map(|view| repeated("beta", view, &shape, 1)).transpose()?;
-        self.check_state(state, &shape)?;
+        let log_decay = log_decay.map(|view| repeated("log_decay", view, (&shape, of), head_dim)).transpose()?;
+        let beta = beta.map(|view| repeated("beta", view, (&shape, of), 1)).transpose()?;
+        self.check_state(state, (&shape, of))?;
+        if let Some(lens) = lens {
+            same("lens", "length", lens.len(), batch, "the batch")?;
+            if let Some((index, &got)) = lens.iter().enumerate().find(|&(_, &len)| len > kv_len) {
+                let (bound, of) = (Bound::AtMost, Some("the rows of k"));
+                return Err(Error::Entry { argument: "lens", index, got, bound, limit: kv_len, of });
+            }
+        }
         let [out_batch, out_heads, out_rows, out_dim] = out;
         same("out", "batch", out_batch, batch, "q")?;
-        same("out", "heads", out_heads, heads, "q")?;
+        same("out", "heads", out_heads, heads.max(kv_heads), if heads < kv_heads { of } else { "q" })?;
         same("out", "rows", out_rows, q_len, "q")?;
         same("out", "value_dim", out_dim, value_dim, "v")?;
         let normalised = self.normaliser == Normaliser::KeySum;
@@ -46,6 +53,7 @@ impl LinearAttention {
             v,
             log_decay,
             beta,
+            lens,
             kv_heads,
             group: heads.checked_div(kv_heads).unwrap_or(1).max(1),
             kv_len,
@@ -65,9 +73,9 @@ impl LinearAttention {
         })
     }
 
-    fn check_state(&self, state: &LinearState, shape: &Shape) -> Result<(), Error> {
+    fn check_state(&self, state: &LinearState, (shape, of): (&Shape, &'static str)) -> Result<(), Error> {
         let sizes = ["batch", "heads", "head_dim", "value_dim"].into_iter().zip(state.shape);
-        let expected = [(shape.batch, "q"), (shape.kv_heads, "k"), (shape.head_dim, "q"), (shape.value_dim, "v")];
+        let expected = [(shape.batch, "q"), (shape.kv_heads, of), (shape.head_dim, "q"), (shape.value_dim, "v")];
         for ((what, got), (expected, of)) in sizes.zip(expected) {
             same("state", what, got, expected, of)?;
         }
@@ -110,14 +118,45 @@ impl LinearAttention {
     }
 }
 
-/// Broadcasts a decay or strength to the batch, heads and rows of the keys; the last dimension is 1 or `dim`.
-fn repeated<'a>(argument: &'static str, view: View<'a>, shape: &Shape, dim: usize) -> Result<View<'a>, Error> {
+/// Returns the sizes of a call, with the number of its states as that of key/value heads, and whose heads have that number.
+fn shape_of([q, k, v]: [View<'_>; 3]) -> Result<(Shape, &'static str), Error> {
+    let ([batch, heads, q_len, head_dim], [_, key_heads, kv_len, _]) = (q.shape(), k.shape());
+    let [_, value_heads, _, value_dim] = v.shape();
+    let states = key_heads.max(value_heads);
+    let shared = |heads: usize| heads > 0 && states.is_multiple_of(heads);
+    let equal = key_heads == value_heads && heads >= states;
+    let fit = shared(key_heads) && shared(value_heads) && (shared(heads) || states > 0 && heads.is_multiple_of(states));
+    if equal || !fit {
+        return Ok((Inputs::new(q, k, v).shape()?, "k"));
+    }
+    same("k", "batch", k.shape()[0], batch, "q")?;
+    same("v", "batch", v.shape()[0], batch, "q")?;
+    same("k", "head_dim", k.shape()[3], head_dim, "q")?;
+    same("v", "rows", v.shape()[2], kv_len, "k")?;
+    for (argument, what, dim) in [("q", "head_dim", head_dim), ("v", "value_dim", value_dim)] {
+        if dim == 0 {
+            return Err(Error::Empty { argument, what });
+        }
+        LONGEST_DIM.check(argument, what, dim)?;
+    }
+    let of = if key_heads == states { "k" } else { "v" };
+    Ok((Shape { batch, heads, kv_heads: states, q_len, kv_len, head_dim, value_dim }, of))
+}
+
+/// Broadcasts a decay or strength to the batch, states and rows of the keys; the last dimension is 1 or `dim`.
+fn repeated<'a>(
+    argument: &'static str,
+    view: View<'a>,
+    (shape, heads_of): (&Shape, &'static str),
+    dim: usize,
+) -> Result<View<'a>, Error> {
     let to = [shape.batch, shape.kv_heads, shape.kv_len];
     let sizes = [to[0], to[1], to[2], dim];
     let last = if dim == 1 { "last dimension" } else { "head_dim" };
     for ((what, got), expected) in ["batch", "heads", "rows", last].into_iter().zip(view.shape()).zip(sizes) {
         if got != 1 && got != expected {
-            return Err(Error::Mismatch { argument, what, got, expected, of: "k" });
+            let of = if what == "heads" { heads_of } else { "k" };
+            return Err(Error::Mismatch { argument, what, got, expected, of });
         }
     }
     let [.., last] = view.shape();

@@ -85,8 +85,8 @@ impl Block {
 #[inline(always)]
 pub(super) fn causal(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
     let mut chunk = Chunk::new(head, scratch);
-    for first in (0..head.call.kv_len).step_by(chunk.n) {
-        let n = chunk.n.min(head.call.kv_len - first);
+    for first in (0..head.len).step_by(chunk.n) {
+        let n = chunk.n.min(head.len - first);
         chunk.left.fill(1.0);
         for block in Block::all(first, n) {
             chunk.load(head, block);
@@ -109,8 +109,8 @@ pub(super) fn causal(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>,
 #[inline(always)]
 pub(super) fn whole(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
     let mut chunk = Chunk::new(head, scratch);
-    for first in (0..head.call.kv_len).step_by(chunk.n) {
-        let n = chunk.n.min(head.call.kv_len - first);
+    for first in (0..head.len).step_by(chunk.n) {
+        let n = chunk.n.min(head.len - first);
         for block in Block::all(first, n) {
             chunk.load(head, block);
         }

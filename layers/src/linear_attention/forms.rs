@@ -20,6 +20,7 @@ pub(super) fn run(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>, sc
     match (head.call.reach, head.call.form) {
         (Reach::Causal, Form::Recurrent) => recurrent::run(head, state, out, scratch),
         (Reach::Causal, Form::Chunked(_)) => chunk::causal(head, state, out, scratch),
-        (Reach::Whole, _) => chunk::whole(head, state, out, scratch),
+        (Reach::Whole, _) => return chunk::whole(head, state, out, scratch),
     }
+    head.write_padding(out, scratch);
 }

@@ -42,6 +42,8 @@ impl<'a> Rows<'a> {
 /// One key/value head and its query heads.
 pub(super) struct Head<'a> {
     pub(super) call: &'a Call<'a>,
+    /// Number of tokens that are not padding.
+    pub(super) len: usize,
     first_query: (usize, usize),
     keys: Rows<'a>,
     values: Rows<'a>,
@@ -52,11 +54,14 @@ pub(super) struct Head<'a> {
 impl<'a> Head<'a> {
     #[inline(always)]
     pub(super) fn new(call: &'a Call<'a>, b: usize, h: usize) -> Self {
+        // Of fewer heads than states, neighbouring states share one.
+        let shared = |view: View<'a>| h / (call.kv_heads / view.shape()[1].min(call.kv_heads));
         Self {
             call,
-            first_query: (b, h * call.group),
-            keys: Rows::new(call.k, b, h),
-            values: Rows::new(call.v, b, h),
+            len: call.lens.map_or(call.kv_len, |lens| lens[b]),
+            first_query: (b, shared(call.q) * call.group),
+            keys: Rows::new(call.k, b, shared(call.k)),
+            values: Rows::new(call.v, b, shared(call.v)),
             log_decay: call.log_decay.map(|view| Rows::new(view, b, h)),
             beta: call.beta.map(|view| Rows::new(view, b, h)),
         }
@@ -129,6 +134,16 @@ impl<'a> Head<'a> {
         match self.call.feature_map {
             FeatureMap::Identity => {}
             FeatureMap::EluPlusOne => elu_plus_one(self.call, row),
+        }
+    }
+
+    /// Writes zeros for the queries of padding.
+    #[inline(always)]
+    pub(super) fn write_padding(&self, out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
+        let row = &mut scratch[..self.call.width - self.call.normaliser.columns()];
+        row.fill(0.0);
+        for t in self.len..self.call.kv_len {
+            (0..self.call.group).for_each(|head| out.write(head, t, row));
         }
     }
 

@@ -19,14 +19,14 @@ pub(super) fn scratch_len(call: &Call<'_>) -> usize {
 
 #[inline(always)]
 pub(super) fn run(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
-    let &Call { isa, head_dim: d, width, group, kv_len, .. } = head.call;
+    let &Call { isa, head_dim: d, width, group, .. } = head.call;
     let (key, scratch) = scratch.split_at_mut(d);
     let (decay, scratch) = scratch.split_at_mut(d);
     let (reader, scratch) = scratch.split_at_mut(d);
     let (value, scratch) = scratch.split_at_mut(width);
     let (queries, rows) = scratch.split_at_mut(group * d);
     let rows = &mut rows[..group * width];
-    for t in 0..kv_len {
+    for t in 0..head.len {
         head.key(t, key);
         head.value(t, value);
         head.decay(t, decay);

@@ -28,6 +28,7 @@ mod linear;
 mod linear_attention;
 mod linear_attention_bits;
 mod linear_attention_errors;
+mod linear_attention_heads;
 mod linear_attention_support;
 mod minilm;
 mod minilm_layer;

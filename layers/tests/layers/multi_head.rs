@@ -3,7 +3,7 @@
 use crate::counting::counted;
 use crate::support::{Rng, UNWRITTEN};
 use sdpa::{Attention, Bound, Error, Exec, Isa, Mask, View, ViewMut, alibi_slopes};
-use sdpa_layers::{Compute, Linear, MultiHeadAttention, MultiHeadInput, Sequences, Weights};
+use sdpa_layers::{Compute, Linear, MultiHeadAttention, MultiHeadInput, Norm, Rope, RopePairs, Sequences, Weights};
 
 fn normal(n: usize, seed: u64) -> Vec<f32> {
     let mut rng = Rng::new(seed);
@@ -24,6 +24,24 @@ struct Sizes {
     key_dim: usize,
     value_dim: usize,
     out: usize,
+}
+
+/// Options of a layer and a call: gains of the norms of queries and keys, sinks, and a bias `[heads, rows, keys]`.
+#[derive(Debug, Default, Clone, Copy)]
+struct Options<'a> {
+    gains: Option<[&'a [f32]; 2]>,
+    sinks: Option<&'a [f32]>,
+    bias: Option<&'a [f32]>,
+}
+
+const EPS: f32 = 1e-5;
+
+/// RMS norm of rows as wide as the gain.
+fn rms(x: &mut [f64], gain: &[f32]) {
+    for row in x.chunks_exact_mut(gain.len()) {
+        let mean = row.iter().map(|x| x * x).sum::<f64>() / gain.len() as f64;
+        row.iter_mut().zip(gain).for_each(|(x, &gain)| *x *= f64::from(gain) / (mean + f64::from(EPS)).sqrt());
+    }
 }
 
 const CROSS: Sizes = Sizes { heads: 6, kv_heads: 2, widths: [40, 28, 35], key_dim: 8, value_dim: 5, out: 33 };
@@ -67,9 +85,24 @@ impl Sizes {
     }
 
     /// One sequence, written out; `sees(row, key)` says what is visible.
-    fn expected(&self, [x, keys, values]: [&[f32]; 3], sees: impl Fn(usize, usize) -> bool) -> Vec<f64> {
+    fn expected(&self, tensors: [&[f32]; 3], sees: impl Fn(usize, usize) -> bool) -> Vec<f64> {
+        self.expected_with(Options::default(), tensors, sees)
+    }
+
+    fn expected_with(
+        &self,
+        options: Options<'_>,
+        [x, keys, values]: [&[f32]; 3],
+        sees: impl Fn(usize, usize) -> bool,
+    ) -> Vec<f64> {
         let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
-        let (q, k, v) = (self.project(0, &wide(x)), self.project(1, &wide(keys)), self.project(2, &wide(values)));
+        let (mut q, mut k) = (self.project(0, &wide(x)), self.project(1, &wide(keys)));
+        let v = self.project(2, &wide(values));
+        if let Some([of_q, of_k]) = options.gains {
+            rms(&mut q, of_q);
+            rms(&mut k, of_k);
+        }
+        let (rows, all) = (q.len() / (self.heads * self.key_dim), k.len() / (self.kv_heads * self.key_dim));
         let (d, dv, kv) = (self.key_dim, self.value_dim, self.kv_heads);
         let mut attended = Vec::new();
         for (i, q) in q.chunks_exact(self.heads * d).enumerate() {
@@ -77,10 +110,12 @@ impl Sizes {
                 let shared = h / (self.heads / kv);
                 let weight = |(j, k): (usize, &[f64])| {
                     let dot: f64 = (0..d).map(|c| q[h * d + c] * k[shared * d + c]).sum();
-                    if sees(i, j) { (dot / (d as f64).sqrt()).exp() } else { 0.0 }
+                    let bias = options.bias.map_or(0.0, |bias| f64::from(bias[(h * rows + i) * all + j]));
+                    if sees(i, j) { (dot / (d as f64).sqrt() + bias).exp() } else { 0.0 }
                 };
                 let weights: Vec<f64> = k.chunks_exact(kv * d).enumerate().map(weight).collect();
-                let sum: f64 = weights.iter().sum();
+                let sink = options.sinks.map_or(0.0, |sinks| f64::from(sinks[h]).exp());
+                let sum: f64 = weights.iter().sum::<f64>() + sink;
                 for c in 0..dv {
                     let total: f64 =
                         weights.iter().zip(v.chunks_exact(kv * dv)).map(|(w, v)| w * v[shared * dv + c]).sum();
@@ -125,6 +160,60 @@ fn cross_attention_is_its_parts() {
     }
 }
 
+/// Norms of heads and of whole projections, sinks, and a bias that also hides keys, alone and together.
+#[test]
+fn norms_sinks_and_biases_are_those_of_the_formula() {
+    let (rows, keys) = (11, 17);
+    let x = normal(rows * CROSS.widths[0], 20);
+    let (k, v) = (normal(keys * CROSS.widths[1], 21), normal(keys * CROSS.widths[2], 22));
+    let sinks: Vec<f32> = (0..6).map(|h| h as f32 / 3.0 - 1.0).collect();
+    let mut bias = normal(6 * rows * keys, 25);
+    bias.iter_mut().step_by(7).for_each(|x| *x = f32::NEG_INFINITY);
+    let gain = |n, seed| normal(n, seed).iter().map(|x| 1.0 + x).collect::<Vec<_>>();
+    let (of_heads, of_all) = ([gain(8, 26), gain(8, 27)], [gain(48, 28), gain(16, 29)]);
+    let view = View::bhld(&bias, [1, 6, rows, keys]).unwrap();
+    let input = MultiHeadInput::new(&x, Sequences::one(rows)).keys_and_values(&k, &v, Sequences::one(keys));
+    for gains in [None, Some(&of_heads), Some(&of_all)] {
+        for (with_sinks, with_bias) in [(false, false), (true, false), (false, true), (true, true)] {
+            let mut layer = CROSS.layer();
+            if let Some(gains) = gains {
+                layer = layer.qk_norm(gains.clone().map(|gain| Norm::rms(gain, EPS).unwrap())).unwrap();
+            }
+            if with_sinks {
+                layer = layer.sinks(sinks.clone()).unwrap();
+            }
+            let options = Options {
+                gains: gains.map(|[q, k]| [&q[..], &k[..]]),
+                sinks: with_sinks.then_some(&sinks[..]),
+                bias: with_bias.then_some(&bias[..]),
+            };
+            let input = if with_bias { input.bias(view) } else { input };
+            let expected = CROSS.expected_with(options, [&x, &k, &v], |_, _| true);
+            for isa in Isa::available() {
+                assert_close(&forward(&layer, input, rows, Exec::serial().isa(isa)), &expected);
+            }
+        }
+    }
+}
+
+/// Decoding with norms and sinks has the bits of the whole sequence.
+#[test]
+fn norms_and_sinks_are_the_same_step_by_step() {
+    let norm = || Norm::rms(normal(7, 30), EPS).unwrap();
+    let layer = SELF.layer().attention(Attention::new().causal()).qk_norm([norm(), norm()]).unwrap();
+    let layer = layer.sinks(normal(6, 31)).unwrap().rope(Rope::new(32, 6, 1e4, RopePairs::Half).unwrap()).unwrap();
+    let x = normal(9 * 40, 32);
+    for isa in Isa::available() {
+        let exec = Exec::serial().isa(isa);
+        let whole = forward(&layer, MultiHeadInput::new(&x, Sequences::one(9)), 9, exec);
+        let (mut cache, mut out, mut compute) = (layer.cache(1).unwrap(), vec![0.0; 9 * 40], Compute::new(exec));
+        for (x, out) in x.chunks(3 * 40).zip(out.chunks_mut(3 * 40)) {
+            layer.decode(x, &mut cache, out, &mut compute).unwrap();
+        }
+        assert_eq!(bits(&out), bits(&whole), "{isa}");
+    }
+}
+
 #[test]
 fn sequences_have_the_same_bits_alone_in_a_batch_and_end_to_end() {
     let layer = SELF.layer().attention(Attention::new().causal()).alibi(alibi_slopes(6)).unwrap();
@@ -166,7 +255,8 @@ fn weights_are_those_the_output_was_made_with() {
 
 #[test]
 fn a_warm_call_allocates_nothing() {
-    let layer = SELF.layer();
+    let norm = || Norm::rms(vec![1.0; 7], EPS).unwrap();
+    let layer = SELF.layer().qk_norm([norm(), norm()]).unwrap().sinks(vec![0.5; 6]).unwrap();
     let (x, mut out, mut compute) = (normal(50 * 40, 2), vec![0.0; 50 * 40], Compute::new(Exec::serial()));
     let mut call = || layer.forward(MultiHeadInput::new(&x, Sequences::one(50)), &mut out, &mut compute).unwrap();
     call();
@@ -249,6 +339,16 @@ fn what_does_not_fit_is_refused_by_name() {
     }
     assert!(out.iter().all(|x| x.to_bits() == UNWRITTEN), "a refused call wrote");
     assert!(CROSS.layer().alibi(vec![1.0; 5]).is_err());
+    assert_eq!(CROSS.layer().sinks(vec![1.0; 5]).unwrap_err(), mismatch("sinks", "length", 5, 6, "the layer (heads)"));
+    let norm = |width| Norm::rms(vec![1.0; width], EPS).unwrap();
+    for (widths, argument, got) in [([7, 8], "q norm", 7), ([8, 48], "k norm", 48), ([16, 8], "q norm", 16)] {
+        let error = range(argument, "width", got, (Bound::Exactly, 8), "the head_dim of the layer");
+        assert_eq!(CROSS.layer().qk_norm(widths.map(norm)).unwrap_err(), error);
+    }
+    let bias = normal(6 * 4 * 5, 4);
+    let bias = View::bhld(&bias, [1, 6, 4, 5]).unwrap();
+    let refused = CROSS.layer().forward(cross.bias(bias), &mut vec![0.0; 99], &mut Compute::default());
+    assert_eq!(refused.unwrap_err(), mismatch("bias", "rows", 4, 3, "the call"));
 }
 
 /// Few numbers in, few numbers out, and between them more than any machine holds.

@@ -1,6 +1,7 @@
 //! Description of a cache in a file's metadata.
 
 use crate::cache::{CacheFormat, KvCache};
+use crate::shape::KvShape;
 use core::num::NonZeroUsize;
 use sdpa_kernels::{Dtype, Int4};
 use serde::{Deserialize, Serialize};
@@ -16,24 +17,24 @@ pub(super) struct Version {
 
 /// Description of a cache.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Description {
+pub(crate) struct Description {
     version: u64,
-    pub(super) kv_heads: usize,
-    pub(super) head_dim: usize,
-    pub(super) value_dim: usize,
-    pub(super) elements: ElementFormat,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) elements: ElementFormat,
     /// True if values are the first columns of the keys.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
-    pub(super) latent: bool,
+    pub(crate) latent: bool,
     /// Keys that a sliding cache keeps.
-    pub(super) window: Option<StoredSliding>,
+    pub(crate) window: Option<StoredSliding>,
     /// Sequences; none where one was removed.
-    pub(super) sequences: Vec<Option<Sequence>>,
+    pub(crate) sequences: Vec<Option<Sequence>>,
 }
 
 /// Element format, in words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum ElementFormat {
+pub(crate) enum ElementFormat {
     #[serde(rename = "f32")]
     F32,
     #[serde(rename = "bf16")]
@@ -52,7 +53,7 @@ pub(super) enum ElementFormat {
 
 /// Keys that a sliding cache keeps.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct StoredSliding {
+pub(crate) struct StoredSliding {
     pub(super) last: NonZeroUsize,
     pub(super) first: usize,
     pub(super) rollback: usize,
@@ -60,15 +61,46 @@ pub(super) struct StoredSliding {
 
 /// Keys of a sequence.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Sequence {
+pub(crate) struct Sequence {
     /// Number of keys, evicted ones included.
-    pub(super) len: usize,
+    pub(crate) len: usize,
     /// First evicted key, and the first held key after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) evicted: Option<[usize; 2]>,
+    pub(crate) evicted: Option<[usize; 2]>,
+}
+
+impl Sequence {
+    /// Iterates over the keys that are held.
+    pub(super) fn held(&self) -> impl Iterator<Item = usize> + Clone + use<> {
+        let [start, end] = self.evicted.unwrap_or([0, 0]);
+        (0..start).chain(end..self.len)
+    }
 }
 
 impl Description {
+    /// Returns the description of sequences of these lengths, which have all their keys; `None` if files have no such format.
+    pub(crate) fn of_lens(shape: KvShape, format: CacheFormat<'_>, lens: &[usize]) -> Option<Self> {
+        Some(Self {
+            version: VERSION,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            value_dim: shape.value_dim,
+            elements: match format {
+                CacheFormat::Elements(Dtype::F32) => ElementFormat::F32,
+                CacheFormat::Elements(Dtype::Bf16) => ElementFormat::Bf16,
+                CacheFormat::Elements(Dtype::F16) => ElementFormat::F16,
+                CacheFormat::Int8PerToken => ElementFormat::Int8PerToken,
+                CacheFormat::Int8PerChannel(_) => ElementFormat::Int8PerChannel,
+                CacheFormat::Int4(Int4::Symmetric) => ElementFormat::Int4,
+                CacheFormat::Int4(Int4::Centred) => ElementFormat::Int4Centred,
+                _ => return None,
+            },
+            latent: false,
+            window: None,
+            sequences: lens.iter().map(|&len| Some(Sequence { len, evicted: None })).collect(),
+        })
+    }
+
     /// Returns the description of a cache; `None` if files have no such format.
     pub(super) fn of(cache: &KvCache) -> Option<Self> {
         let window = cache.sliding_window().map(|keys| StoredSliding {
@@ -81,23 +113,10 @@ impl Description {
             Some(Sequence { len, evicted: (!evicted.is_empty()).then_some([evicted.start, evicted.end]) })
         };
         Some(Self {
-            version: VERSION,
-            kv_heads: cache.shape().kv_heads,
-            head_dim: cache.shape().head_dim,
-            value_dim: cache.shape().value_dim,
-            elements: match cache.format() {
-                CacheFormat::Elements(Dtype::F32) => ElementFormat::F32,
-                CacheFormat::Elements(Dtype::Bf16) => ElementFormat::Bf16,
-                CacheFormat::Elements(Dtype::F16) => ElementFormat::F16,
-                CacheFormat::Int8PerToken => ElementFormat::Int8PerToken,
-                CacheFormat::Int8PerChannel(_) => ElementFormat::Int8PerChannel,
-                CacheFormat::Int4(Int4::Symmetric) => ElementFormat::Int4,
-                CacheFormat::Int4(Int4::Centred) => ElementFormat::Int4Centred,
-                _ => return None,
-            },
             latent: cache.is_latent(),
             window,
             sequences: cache.lens().iter().enumerate().map(sequence).collect(),
+            ..Self::of_lens(cache.shape(), cache.format(), &[])?
         })
     }
 }

@@ -2,27 +2,26 @@
 
 use super::description::{Description, ElementFormat, Sequence, VERSION, Version};
 use super::file_length::expected_length;
-use super::{
-    CHANNEL_SCALES, DESCRIPTION, MOST_KEYS, NO_FORMAT, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long,
-};
+use super::{CHANNEL_SCALES, DESCRIPTION, MOST_KEYS, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long};
 use crate::cache::{KeyScales, KvCache};
 use crate::error::Error;
 use crate::shape::KvShape;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use sdpa_kernels::{Dtype as Elements, F16, Int4, TokenPart, is_int8_scale};
+use serde::Deserialize;
 
-fn wrong(why: impl Into<String>) -> Error {
+pub(crate) fn wrong(why: impl Into<String>) -> Error {
     Error::File { what: "import", why: why.into() }
 }
 
 /// Header of a file, and the bytes of its tensors.
-struct File<'a> {
+pub(crate) struct File<'a> {
     header: Metadata,
     data: &'a [u8],
 }
 
 impl<'a> File<'a> {
-    fn read(bytes: &'a [u8]) -> Result<Self, Error> {
+    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, Error> {
         let header = SafeTensors::read_metadata(bytes);
         let (len, header) = header.map_err(|e| match expected_length(bytes, &e) {
             Some(expected) => wrong(format!("the file has {} bytes, but its header speaks of {expected}", bytes.len())),
@@ -31,17 +30,64 @@ impl<'a> File<'a> {
         Ok(Self { header, data: &bytes[size_of::<u64>() + len..] })
     }
 
-    fn description(&self) -> Result<Description, Error> {
-        let all = self.header.metadata().as_ref();
-        let Some(text) = all.and_then(|all| all.get(DESCRIPTION)) else {
-            return Err(wrong(format!("the file does not describe a cache: there are no metadata {DESCRIPTION:?}")));
-        };
-        let refuse = |e: serde_json::Error| wrong(format!("metadata {DESCRIPTION:?}: {e}"));
-        let Version { version } = serde_json::from_str(text).map_err(refuse)?;
-        if version != VERSION {
-            return Err(wrong(format!("the file's version is {version}, but must be {VERSION}")));
+    pub(crate) fn description(&self) -> Result<Description, Error> {
+        let text = self.metadata(DESCRIPTION)?;
+        self.check_version(parsed(DESCRIPTION, text)?)?;
+        parsed(DESCRIPTION, text)
+    }
+
+    /// Returns the descriptions of the caches of all layers, under this key.
+    pub(crate) fn descriptions(&self, key: &str) -> Result<Vec<Description>, Error> {
+        let text = self.metadata(key)?;
+        parsed::<Vec<Version>>(key, text)?.into_iter().try_for_each(|version| self.check_version(version))?;
+        parsed(key, text)
+    }
+
+    fn metadata(&self, key: &str) -> Result<&str, Error> {
+        let text = self.header.metadata().as_ref().and_then(|all| all.get(key));
+        let none = || wrong(format!("the file does not describe a cache: there are no metadata {key:?}"));
+        text.map(String::as_str).ok_or_else(none)
+    }
+
+    fn check_version(&self, Version { version }: Version) -> Result<(), Error> {
+        match version {
+            VERSION => Ok(()),
+            _ => Err(wrong(format!("the file's version is {version}, but must be {VERSION}"))),
         }
-        serde_json::from_str(text).map_err(refuse)
+    }
+
+    /// Returns the scales of the keys' channels.
+    pub(crate) fn channel_scales(&self, prefix: &str, shape: KvShape) -> Result<Vec<f32>, Error> {
+        let name = format!("{prefix}{CHANNEL_SCALES}");
+        let scales = self.tensor(&name, Dtype::F32, &[shape.kv_heads, shape.head_dim])?;
+        Ok(scales.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect())
+    }
+
+    /// Returns the tensors of a sequence, checked; `each` is the number of elements of a part of a token, and their size.
+    pub(crate) fn sequence(
+        &self,
+        prefix: &str,
+        description: &Description,
+        sequence: usize,
+        each: impl Fn(TokenPart) -> [usize; 2],
+    ) -> Result<SequenceTensors<'a>, Error> {
+        let &Description { kv_heads: heads, elements, ref sequences, .. } = description;
+        let contents = sequences[sequence].unwrap_or(Sequence { len: 0, evicted: None });
+        if contents.len > MOST_KEYS {
+            return Err(wrong(too_long(sequence, contents.len)));
+        }
+        let mut tensors = Vec::new();
+        for part in TokenPart::ALL {
+            let [row, size] = each(part);
+            if row > 0 && contents.len > 0 {
+                let (name, held) = (tensor_name(prefix, sequence, part), contents.held().count());
+                let shape = tensor_shape(part, [heads, held, row], elements);
+                let bytes = self.tensor(&name, tensor_dtype(part, elements), &shape)?;
+                check_integers(&name, part, bytes, elements)?;
+                tensors.push((part, [row, size], bytes));
+            }
+        }
+        Ok(SequenceTensors { heads, contents, tensors })
     }
 
     /// Returns the bytes of a tensor of this type and shape.
@@ -52,6 +98,33 @@ impl<'a> File<'a> {
             return Err(wrong(format!("{name}: {was} {is:?}, but by the description must be {dtype} {shape:?}")));
         }
         Ok(&self.data[tensor.data_offsets.0..tensor.data_offsets.1])
+    }
+}
+
+fn parsed<'t, T: Deserialize<'t>>(key: &str, text: &'t str) -> Result<T, Error> {
+    serde_json::from_str(text).map_err(|e| wrong(format!("metadata {key:?}: {e}")))
+}
+
+/// Tensors of a sequence, each with the number of elements of a token in one head, and their size.
+pub(crate) struct SequenceTensors<'a> {
+    heads: usize,
+    contents: Sequence,
+    tensors: Vec<(TokenPart, [usize; 2], &'a [u8])>,
+}
+
+impl SequenceTensors<'_> {
+    /// Calls `write` with each part of each token, `[head, token]`, in the machine's byte order.
+    pub(crate) fn for_each_token(&self, mut write: impl FnMut(TokenPart, [usize; 2], &[u8])) {
+        let (mut own, held) = (Vec::new(), self.contents.held());
+        for &(part, [row, size], bytes) in &self.tensors {
+            let places = (0..self.heads).flat_map(|head| held.clone().map(move |token| [head, token]));
+            for (bytes, at) in bytes.chunks_exact(row * size).zip(places) {
+                own.clear();
+                own.extend_from_slice(bytes);
+                swap_order(&mut own, size);
+                write(part, at, &own);
+            }
+        }
     }
 }
 
@@ -67,11 +140,20 @@ impl KvCache {
     /// have, the errors of [`Self::new`], [`Self::latent`], [`Self::int8`] and [`Self::int4`].
     pub fn import(bytes: &[u8]) -> Result<Self, Error> {
         let file = File::read(bytes)?;
-        let description = file.description()?;
-        let mut cache = empty(&file, &description)?;
+        Self::from_file(&file, "", &file.description()?)
+    }
+
+    /// Makes the cache that a file describes, whose tensors have names with this prefix.
+    pub(crate) fn from_file(file: &File<'_>, prefix: &str, description: &Description) -> Result<Self, Error> {
+        let mut cache = empty(file, prefix, description)?;
         for (sequence, contents) in description.sequences.iter().enumerate() {
             match contents {
-                Some(contents) => restore(&mut cache, sequence, contents, &file)?,
+                Some(contents) => {
+                    check_contents(&cache, sequence, contents)?;
+                    let tensors =
+                        file.sequence(prefix, description, sequence, |part| cache.cache.token_elements(part))?;
+                    restore(&mut cache, sequence, &tensors)?;
+                }
                 None => _ = cache.removed.insert(sequence),
             }
         }
@@ -80,7 +162,7 @@ impl KvCache {
 }
 
 /// Makes a cache as described, without keys.
-fn empty(file: &File<'_>, description: &Description) -> Result<KvCache, Error> {
+fn empty(file: &File<'_>, prefix: &str, description: &Description) -> Result<KvCache, Error> {
     let &Description { kv_heads, head_dim, value_dim, elements, latent, window, ref sequences, .. } = description;
     if kv_heads == 0 {
         return Err(Error::Empty { argument: "cache", what: "kv_heads" });
@@ -97,59 +179,34 @@ fn empty(file: &File<'_>, description: &Description) -> Result<KvCache, Error> {
         ElementFormat::F16 => cache.dtype(Elements::F16),
         ElementFormat::Int8PerToken => cache.with_int8(KeyScales::PerToken),
         ElementFormat::Int8PerChannel => {
-            let scales = file.tensor(CHANNEL_SCALES, Dtype::F32, &[kv_heads, head_dim])?;
-            let scales = scales.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x));
-            cache.with_int8(KeyScales::PerChannel(scales.collect()))
+            let scales = file.channel_scales(prefix, shape)?;
+            cache.with_int8(KeyScales::PerChannel(scales))
         }
         ElementFormat::Int4 => cache.int4(Int4::Symmetric),
         ElementFormat::Int4Centred => cache.int4(Int4::Centred),
     }
 }
 
-/// Fills an empty sequence.
-fn restore(cache: &mut KvCache, sequence: usize, contents: &Sequence, file: &File<'_>) -> Result<(), Error> {
-    let &Sequence { len, evicted } = contents;
-    if len == 0 && evicted.is_none() {
-        return Ok(());
-    }
+/// Refuses lengths and gaps that no sequence of the cache has.
+fn check_contents(cache: &KvCache, sequence: usize, &Sequence { len, evicted }: &Sequence) -> Result<(), Error> {
     let evicted = evicted.map_or(0..0, |[start, end]| start..end);
     if !cache.cache.could_have(len, &evicted) {
         return Err(wrong(format!(
             "sequence {sequence}: no cache with this window has {len} keys without {evicted:?}"
         )));
     }
-    if len > MOST_KEYS {
-        return Err(wrong(too_long(sequence, len)));
+    Ok(())
+}
+
+/// Fills an empty sequence.
+fn restore(cache: &mut KvCache, sequence: usize, tensors: &SequenceTensors<'_>) -> Result<(), Error> {
+    let Sequence { len, evicted } = tensors.contents;
+    let [start, end] = evicted.unwrap_or([0, 0]);
+    // The file has all the tokens that memory is taken for.
+    if len > 0 && !cache.cache.try_restore(sequence, len, start..end) {
+        return Err(cache.no_memory(len - (end - start)));
     }
-    // The file has all the tokens that memory is taken for; what they hold is checked after that.
-    let Some(Description { elements, .. }) = Description::of(cache) else { return Err(wrong(NO_FORMAT)) };
-    let (heads, held) = (cache.shape().kv_heads, len - evicted.len());
-    let mut tensors = Vec::new();
-    for part in TokenPart::ALL {
-        let [row, size] = cache.cache.token_elements(part);
-        if row == 0 {
-            continue;
-        }
-        let (name, shape) = (tensor_name(sequence, part), tensor_shape(part, [heads, held, row], elements));
-        let bytes = file.tensor(&name, tensor_dtype(part, elements), &shape)?;
-        tensors.push((name, part, row * size, bytes));
-    }
-    if !cache.cache.try_restore(sequence, len, evicted.clone()) {
-        return Err(cache.no_memory(held));
-    }
-    let tokens = (0..evicted.start).chain(evicted.end..len);
-    for (name, part, row, bytes) in tensors {
-        check_integers(&name, part, bytes, elements)?;
-        let [_, size] = cache.cache.token_elements(part);
-        let places = (0..heads).flat_map(|head| tokens.clone().map(move |token| [sequence, head, token]));
-        let mut own = Vec::new();
-        for (bytes, at) in bytes.chunks_exact(row).zip(places) {
-            own.clear();
-            own.extend_from_slice(bytes);
-            swap_order(&mut own, size);
-            cache.cache.write_token(part, at, &own);
-        }
-    }
+    tensors.for_each_token(|part, [head, token], bytes| cache.cache.write_token(part, [sequence, head, token], bytes));
     Ok(())
 }
 

@@ -54,10 +54,8 @@ fn four_bits_beside_other_settings() {
         let int4 = |cache: KvCache| cache.int4(numbers);
         says(int4(new().dtype(Dtype::Bf16).unwrap()), "int4: needs a cache without dtype, which is set");
         says(int4(new().int8(KeyScales::PerToken).unwrap()), "int4: needs a cache without int8, which is set");
-        says(int4(new().latent().unwrap()), "int4: needs a cache that is not latent");
         says(int4(new()).unwrap().int8(KeyScales::PerToken), "int8: needs a cache without int4, which is set");
         says(int4(new()).unwrap().dtype(Dtype::F32), "dtype: needs a cache without int4, which is set");
-        says(int4(new()).unwrap().latent(), "latent: needs a cache without int4, which is set");
         let t = Tensors::normal([1, 1, 1, 1, 3, 8, 8], 0);
         says(int4(filled(&t, &Kind::Int4(numbers))), "int4: needs an empty cache");
         let long = KvCache::new(1, KvShape { kv_heads: 1, head_dim: (1 << 17) + 1, value_dim: 4 }).unwrap();

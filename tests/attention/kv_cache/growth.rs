@@ -3,12 +3,14 @@
 use crate::kv_support::{append_tokens, every_format, new_tokens, picked, same_cache};
 use crate::support::{Rng, Tensor};
 use core::num::NonZeroUsize;
-use sdpa::{KvCache, KvShape};
+use sdpa::{Int4, KeyScales, KvCache, KvShape};
 
 /// In every format, and latent: name, empty cache.
 fn formats(empty: &KvCache) -> Vec<(&'static str, KvCache)> {
-    let latent = empty.clone().latent().unwrap();
-    every_format(empty).into_iter().chain([("latent", latent)]).collect()
+    let latent = || empty.clone().latent().unwrap();
+    let int8 = ("latent int8", latent().int8(KeyScales::PerToken).unwrap());
+    let latent = [("latent", latent()), int8, ("latent int4", latent().int4(Int4::Centred).unwrap())];
+    every_format(empty).into_iter().chain(latent).collect()
 }
 
 /// Appends tokens to a sequence, in the form that the cache takes.
@@ -123,4 +125,32 @@ fn memory_that_was_left_is_used_again() {
     cache.clear(0).unwrap();
     append(&mut cache, 1, &short);
     assert_eq!(cache.bytes(), held);
+}
+
+/// Memory that no key is in is given back, and what is left has the same bits, and can be appended to.
+#[test]
+fn a_cache_that_gave_memory_back_is_one_that_never_had_it() {
+    for (name, empty) in formats(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 40, value_dim: 33 }).unwrap()) {
+        let tokens = new_tokens(&empty, 700, &mut Rng::new(3));
+        let first = |n: usize| picked(&tokens, &(0..n).collect::<Vec<_>>());
+        let mut cache = empty.clone();
+        (0..3).for_each(|sequence| append(&mut cache, sequence, &tokens));
+        cache.fork(0, 3).unwrap();
+        for (sequence, len) in [(1, 20), (2, 0), (3, 300)] {
+            cache.truncate(sequence, len).unwrap();
+        }
+        let mut fresh = empty.clone();
+        for (sequence, len) in [(0, 700), (1, 20), (3, 300)] {
+            append(&mut fresh, sequence, &first(len));
+        }
+        let before = cache.bytes();
+        cache.shrink();
+        assert!(cache.bytes() < before && cache.bytes() <= fresh.bytes(), "{name}: {} of {before}", cache.bytes());
+        same_cache(name, &cache, &fresh);
+        for cache in [&mut cache, &mut fresh] {
+            append(cache, 1, &first(300));
+            append(cache, 3, &first(2));
+        }
+        same_cache(&format!("{name}, appended to"), &cache, &fresh);
+    }
 }

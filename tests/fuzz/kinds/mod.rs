@@ -10,6 +10,8 @@ mod executors;
 mod gradients;
 mod histories;
 pub(crate) mod imports;
+mod latent;
+mod layers;
 mod lengths;
 mod masks;
 mod misfit;
@@ -42,7 +44,7 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 23] = [
+pub(crate) static KINDS: [Kind; 25] = [
     kind("attention", 200, attention::check),
     kind("balance", 40, balance::check),
     kind("cache", 40, cache::check),
@@ -53,6 +55,8 @@ pub(crate) static KINDS: [Kind; 23] = [
     kind("gradients", 50, gradients::check),
     kind("histories", 5, histories::check),
     kind("imports", 40, imports::check),
+    kind("latent", 20, latent::check),
+    kind("layers", 20, layers::check),
     kind("lengths", 5, lengths::check),
     kind("masks", 40, masks::check),
     kind("misfit", 200, misfit::check),

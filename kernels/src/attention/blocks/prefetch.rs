@@ -121,6 +121,8 @@ fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut
         // Scales are not prefetched: they are a thirtieth of the memory, or of int4 an eighth.
         Keys::Int8 { panels, .. } => push_panels(prefetch, panels, len, int8::panel_bytes(d)),
         Keys::Int4 { panels, .. } => push_panels(prefetch, panels, len, int4::blocks(d) * int4::BLOCK_BYTES),
+        // With the values.
+        Keys::Latent => {}
     }
     match values {
         BlockValues::Rows { rows, .. } => prefetch.push_rows(rows, len, task.tiling.value_dim),

@@ -1,6 +1,7 @@
 //! QKᵀ of a row block and a key block. Keys are packed already or packed here, as elements, pairs or bytes.
 
 use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::latent::LatentKeys;
 use crate::attention::blocks::prefetch;
 use crate::attention::blocks::queries::{Queries, are_readable_in_place};
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
@@ -45,7 +46,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             Keys::Packed(panels) if native => !panels.are_scattered() && d.is_multiple_of(2),
             // Many rows read panels of floats, side by side.
             Keys::Packed(panels) => few || matches!(panels, Typed::F32(rows) if !rows.are_scattered()),
-            Keys::Int8 { .. } | Keys::Int4 { .. } => unreachable!("keys of integers meet queries of bytes"),
+            Keys::Int8 { .. } | Keys::Int4 { .. } | Keys::Latent => unreachable!("keys of integers meet bytes"),
         };
         let most = if few { READING_KEYS } else { KEY_BLOCK };
         let run = if ready { KEY_BLOCK } else { task.tiling.pack_keys.min(most) };
@@ -147,7 +148,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     pack::pack_rows(task.s, panels, [all, d * LANES], NonFinite::Ignored, out);
                 }
                 Keys::Rows(rows) => pack::pack_keys(task.s, rows.rows_from(keys.start), n, d, out),
-                Keys::Int8 { .. } | Keys::Int4 { .. } => unreachable!("integers are read as they are"),
+                Keys::Int8 { .. } | Keys::Int4 { .. } | Keys::Latent => unreachable!("keys of integers meet bytes"),
             }
         }
     }
@@ -192,6 +193,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
 
     /// Computes QKᵀ of int8 queries and keys of eight or four bits.
     fn compute_qk_int8(&mut self, queries: Int8Queries<'_>, rows: Range<usize>, bias: Option<AnyColumns<'_>>) {
+        let all = 0..self.len.div_ceil(LANES);
         // SAFETY: the cache outlives the call, and the block's table the block.
         unsafe {
             match self.keys {
@@ -200,7 +202,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                         prefetch::behind_scales(self.task, scales.cast(), size_of_val(&*scales));
                     }
                     let code = Int8Keys(scales.map(|scales| &*scales));
-                    self.integer_scores(queries, rows, bias, IntegerKeys { panels, code });
+                    self.integer_scores(queries, [rows, all], bias, IntegerKeys { panels, code });
                 }
                 Keys::Int4 { panels, kind, numbers } => {
                     if !panels.are_scattered() {
@@ -212,27 +214,37 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                         );
                     }
                     let code = Int4Keys { kind, numbers };
-                    self.integer_scores(queries, rows, bias, IntegerKeys { panels, code });
+                    self.integer_scores(queries, [rows, all], bias, IntegerKeys { panels, code });
+                }
+                Keys::Latent => {
+                    let at_once = self.latent_panels_at_once();
+                    for first in all.clone().step_by(at_once) {
+                        let here = [rows.clone(), first..all.end.min(first + at_once)];
+                        match self.latent_keys(here[1].clone()) {
+                            LatentKeys::Int8(keys) => self.integer_scores(queries, here, bias, keys),
+                            LatentKeys::Int4(keys) => self.integer_scores(queries, here, bias, keys),
+                        }
+                    }
                 }
                 _ => unreachable!("queries of bytes meet keys of integers"),
             }
         }
     }
 
-    /// Computes QKᵀ of int8 queries and the block's keys, which are these panels.
+    /// Computes QKᵀ of int8 queries and some panels of the block's keys.
     ///
     /// # Safety
     /// The block has these panels, and their numbers.
     unsafe fn integer_scores(
         &mut self,
         queries: Int8Queries<'_>,
-        rows: Range<usize>,
+        [rows, panels]: [Range<usize>; 2],
         next_bias: Option<AnyColumns<'_>>,
         keys: IntegerKeys<impl KeyCode>,
     ) {
         let run = &mut ScoreRun {
             rows: rows.len(),
-            panels: 0..self.len.div_ceil(LANES),
+            panels,
             spans: self.spans,
             next_bias,
             prefetch: &mut self.prefetch,

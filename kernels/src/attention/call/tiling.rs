@@ -153,7 +153,8 @@ impl Tiling {
     fn lengths(&self) -> [usize; 7] {
         let (rows, group) = (self.most_rows, self.most_rows.min(MAX_ROW_BLOCK));
         [
-            self.pack_keys * self.head_dim,
+            // Of short keys too as much as integers and their scales take.
+            self.pack_keys * self.head_dim.max(LANES),
             self.block_keys * self.pack_cols,
             group * SCORE_STRIDE,
             rows * self.width(),
@@ -226,7 +227,7 @@ pub(crate) enum QueryMemory {
 
 /// Worker's scratch, split into its parts.
 pub(crate) struct Regions<'a> {
-    /// Packed keys, `[panel][head_dim][16]`, or as pairs: see `bf16_pairs.rs`.
+    /// Packed keys, `[panel][head_dim][16]`, as pairs (`bf16_pairs.rs`), or as integers (`int8.rs`, `int4.rs`).
     pub(crate) keys: &'a mut [f32],
     /// Packed values, `[run][key][columns]`.
     pub(crate) values: &'a mut [f32],

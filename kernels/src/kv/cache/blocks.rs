@@ -86,6 +86,11 @@ impl Blocks {
         self.held.drain(kept.min(self.held.len())..)
     }
 
+    /// Gives back room for more blocks.
+    pub(super) fn shrink(&mut self) {
+        self.held.shrink_to_fit();
+    }
+
     /// Makes these blocks shared copies of others.
     pub(super) fn share(&mut self, others: &Self) {
         self.held.clear();

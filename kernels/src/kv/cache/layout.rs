@@ -27,7 +27,7 @@ pub(super) enum Format {
 pub(super) enum KeyOrder {
     /// Packed, beside the values.
     Packed,
-    /// Rows whose first columns are the values: latent heads.
+    /// Those of the values, which are the first columns of the keys: latent heads.
     Latent,
 }
 
@@ -81,11 +81,8 @@ impl Sizes {
         let rows = |each: usize, bytes: usize| {
             self.rows.checked_mul(each)?.checked_mul(bytes)?.checked_next_multiple_of(LINE_BYTES)
         };
-        Some(match self.format {
-            Format::Elements(dtype) => {
-                let key = if self.key_order == KeyOrder::Packed { self.head_dim } else { 0 };
-                [0, rows(key, dtype.bytes())?, 0, rows(self.width(), dtype.bytes())?]
-            }
+        let [key_scales, keys, value_scales, values] = match self.format {
+            Format::Elements(dtype) => [0, rows(self.head_dim, dtype.bytes())?, 0, rows(self.width(), dtype.bytes())?],
             Format::Int8 { key_scales } => {
                 let scales = rows(1, size_of::<f32>())?;
                 let keys = (self.rows / LANES).checked_mul(int8::panel_bytes(self.head_dim))?;
@@ -94,8 +91,13 @@ impl Sizes {
             Format::Int4(kind) => {
                 let numbers = |dim: usize| rows(int4::blocks(dim) * kind.numbers(), size_of::<F16>());
                 let elements = |dim: usize| rows(int4::blocks(dim) * (int4::BLOCK / 2), 1);
-                [numbers(self.head_dim)?, elements(self.head_dim)?, numbers(self.value_dim)?, elements(self.value_dim)?]
+                let (key, value) = (self.head_dim, self.row_dim());
+                [numbers(key)?, elements(key)?, numbers(value)?, elements(value)?]
             }
+        };
+        Some(match self.key_order {
+            KeyOrder::Packed => [key_scales, keys, value_scales, values],
+            KeyOrder::Latent => [0, 0, value_scales, values],
         })
     }
 
@@ -209,7 +211,7 @@ impl Sizes {
         match self.format {
             Format::Elements(_) => [0, 0],
             Format::Int8 { .. } => [1, size_of::<f32>()],
-            Format::Int4(kind) => [int4::blocks(self.value_dim) * kind.numbers(), size_of::<F16>()],
+            Format::Int4(kind) => [int4::blocks(self.row_dim()) * kind.numbers(), size_of::<F16>()],
         }
     }
 

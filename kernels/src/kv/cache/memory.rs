@@ -18,6 +18,27 @@ impl Cache {
         held.into_iter().map(|(_, rows)| self.sizes.with_rows(rows).floats() * size_of::<f32>()).sum()
     }
 
+    /// Gives back the memory that no key is in: spare blocks, scratch, and room behind the keys of short sequences.
+    pub fn shrink(&mut self) {
+        self.spare = SpareBlocks::default();
+        if let Some(int8) = &mut self.int8 {
+            (int8.row, int8.bytes) = (Vec::new(), Vec::new());
+        }
+        for (blocks, &len) in self.blocks.iter_mut().zip(&self.lens) {
+            let rows = Self::rows_up_to(0, len);
+            if let Some(block) = blocks.get_mut(0).filter(|block| block.rows > rows && !is_shared(block)) {
+                let mut memory = AlignedBuf::new();
+                // Without memory for a copy, the block stays as it is.
+                if memory.try_reserve(self.sizes.with_rows(rows).floats()) {
+                    let mut copy = Packed { rows, memory };
+                    self.sizes.copy_keys(block, &mut copy);
+                    *block = Arc::new(copy);
+                }
+            }
+            blocks.shrink();
+        }
+    }
+
     /// Returns the blocks, evicted ones included, that no later row will see.
     fn evictable(&self, sequence: usize) -> Range<usize> {
         let Some(Sliding { last, first, rollback }) = self.sliding else { return 0..0 };

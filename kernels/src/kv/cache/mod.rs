@@ -4,13 +4,14 @@
 //! which begins with room for 16 keys and doubles when full, up to 256. A block holds, for each key/value head, panels
 //! of packed keys `[panel][head_dim][16]` and the values of its keys, padded to whole vectors, in value panels of
 //! columns (`value_panels.rs`); both are of the cache's element type, or bytes and scales as in `int8.rs` and
-//! `int4.rs`. Latent keys are rows instead, and their first columns are the values. Sequences with a common start share
+//! `int4.rs`. Latent keys are stored as values are, and their first columns are the values. Sequences with a common start share
 //! blocks; a write to a shared block copies it first.
 
 mod blocks;
 mod layout;
 mod memory;
 mod pool;
+mod pool_tokens;
 mod read;
 mod spare;
 mod tokens;
@@ -98,14 +99,14 @@ impl Cache {
         Self { sizes: Sizes { format: Format::Elements(dtype), ..self.sizes }, int8: None, ..self.emptied() }
     }
 
-    /// Empties the cache and makes its keys rows, whose first columns are the values.
+    /// Empties the cache and stores its keys as values, whose first columns are the values.
     ///
     /// # Panics
-    /// If values are longer than keys, or the cache is int8 or int4.
+    /// If values are longer than keys, or the channels of keys have scales.
     #[must_use]
     pub fn with_latent(self) -> Self {
         assert!(
-            self.sizes.value_dim <= self.sizes.head_dim && self.dtype().is_some(),
+            self.sizes.value_dim <= self.sizes.head_dim && self.channel_scales().is_none(),
             "values are columns of the keys"
         );
         let sizes = Sizes { key_order: KeyOrder::Latent, value_order: ValueOrder::Rows, ..self.sizes };
@@ -137,11 +138,11 @@ impl Cache {
     ///
     /// # Panics
     /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), there are not as many scales as
-    /// channels, or the cache is latent.
+    /// channels, or the cache is latent and has such.
     #[must_use]
     pub fn with_int8(self, channels: Option<Box<[f32]>>) -> Self {
         let format = Format::Int8 { key_scales: channels.is_none() };
-        assert!(!self.is_latent(), "rows of bytes have one scale");
+        assert!(!self.is_latent() || channels.is_none(), "a latent key has one scale");
         let int8 = Int8::new(self.sizes, channels);
         Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..self.emptied() }
     }
@@ -149,10 +150,10 @@ impl Cache {
     /// Empties the cache and makes it int4.
     ///
     /// # Panics
-    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the cache is latent.
+    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM).
     #[must_use]
     pub fn with_int4(self, kind: Int4) -> Self {
-        assert!(!self.is_latent() && self.sizes.head_dim <= MAX_HEAD_DIM, "keys that four bits do not take");
+        assert!(self.sizes.head_dim <= MAX_HEAD_DIM, "keys that four bits do not take");
         Self { sizes: Sizes { format: Format::Int4(kind), ..self.sizes }, int8: None, ..self.emptied() }
     }
 

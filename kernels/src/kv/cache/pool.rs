@@ -25,13 +25,13 @@ const _: () = assert!(2 * (KEY_BLOCK / LANES) <= ENTRIES && ENTRIES + KEY_BLOCK 
 
 /// Keys and values in pages.
 pub struct PackedPool {
-    sizes: Sizes,
-    pages: usize,
-    memory: AlignedBuf,
+    pub(super) sizes: Sizes,
+    pub(super) pages: usize,
+    pub(super) memory: AlignedBuf,
     /// Scratch and channel scales, if the pool is int8.
     int8: Option<Int8>,
     /// Scratch: the pages that an append writes, and their sequences.
-    written: Vec<(u32, usize)>,
+    pub(super) written: Vec<(u32, usize)>,
 }
 
 /// Elements of a pool.
@@ -211,13 +211,13 @@ impl PackedPool {
     ///
     /// # Panics
     /// If the pool has no such page.
-    fn place(&self, page: usize) -> Range<usize> {
+    pub(super) fn place(&self, page: usize) -> Range<usize> {
         assert!(page < self.pages, "page {page} of {}", self.pages);
         let floats = self.sizes.floats();
         page * floats..(page + 1) * floats
     }
 
-    fn page(&self, page: usize) -> &[f32] {
+    pub(super) fn page(&self, page: usize) -> &[f32] {
         &self.memory.floats()[self.place(page)]
     }
 

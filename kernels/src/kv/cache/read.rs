@@ -5,6 +5,7 @@ use super::layout::{Format, KeyOrder, Sizes, part};
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::ValuePanels;
+use crate::matmul::int4;
 use crate::simd::LANES;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Dtype, Element};
@@ -38,6 +39,7 @@ impl Cache {
                 let row = sizes.width() as isize;
                 Keys::Rows(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.values).as_ptr(), row, 1)))
             }
+            _ if self.is_latent() => Keys::Latent,
             Format::Elements(dtype) => {
                 Keys::Packed(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.keys).as_ptr(), panel, 1)))
             }
@@ -57,7 +59,7 @@ impl Cache {
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
         let block = self.held(sequence, block);
         let sizes = self.sizes.with_rows(block.rows);
-        let (block, at, layout) = (block.memory.floats(), sizes.parts(head), sizes.value_layout());
+        let (block, at, mut layout) = (block.memory.floats(), sizes.parts(head), sizes.value_layout());
         match sizes.format {
             Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
                 ValuePanels::together(part::<T>(block, at.values).as_ptr(), layout)
@@ -66,14 +68,18 @@ impl Cache {
                 values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
                 scales: part(block, at.value_scales),
             },
-            Format::Int4(kind) => BlockValues::Int4 {
-                values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
-                numbers: Int4Numbers {
-                    kind,
-                    first: Rows::strided(part(block, at.value_scales).as_ptr(), LANES as isize, 1),
-                    step: sizes.rows,
-                },
-            },
+            Format::Int4(kind) => {
+                // Latent keys have more blocks of columns.
+                layout.width = int4::blocks(sizes.value_dim) * LANES;
+                BlockValues::Int4 {
+                    values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
+                    numbers: Int4Numbers {
+                        kind,
+                        first: Rows::strided(part(block, at.value_scales).as_ptr(), LANES as isize, 1),
+                        step: sizes.rows,
+                    },
+                }
+            }
         }
     }
 
@@ -102,9 +108,7 @@ impl Sizes {
     pub(super) fn key_element(self, block: &[f32], [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
         let at = self.parts(h);
         match self.format {
-            Format::Elements(dtype) if self.key_order == KeyOrder::Latent => {
-                element(block, dtype, at.values, self.value(row, d))
-            }
+            _ if self.key_order == KeyOrder::Latent => self.value_element(block, [h, row, d]),
             Format::Elements(dtype) => element(block, dtype, at.keys, self.key(row, d)),
             Format::Int8 { .. } => {
                 let scale = match channels {

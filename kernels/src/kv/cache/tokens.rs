@@ -31,7 +31,7 @@ pub enum TokenPart {
     /// Scale of the key, an `f32`, in an int8 cache whose keys have scales. In an int4 cache the `f16` numbers of the
     /// key's blocks: a scale each, and a centre if the cache has centres.
     KeyScale,
-    /// Elements of the value; none in a latent cache, where they are part of the key.
+    /// Elements of the value; none in a latent cache, where they are part of the key, and scaled with it.
     Value,
     /// Scale of the value, an `f32`, in an int8 cache. In an int4 cache as for keys.
     ValueScale,
@@ -44,7 +44,10 @@ impl TokenPart {
 
 impl Sizes {
     /// Returns the number of elements of a part of a token, 0 if the format lacks it; and the bytes of each.
-    fn elements(self, part: TokenPart) -> [usize; 2] {
+    pub(super) fn elements(self, part: TokenPart) -> [usize; 2] {
+        if self.key_order == KeyOrder::Latent && matches!(part, TokenPart::Value | TokenPart::ValueScale) {
+            return [0, 1];
+        }
         let (bytes, scales) = match self.format {
             Format::Elements(dtype) => (dtype.bytes(), [0, 0]),
             Format::Int8 { key_scales } => (1, [usize::from(key_scales), 1]),
@@ -59,10 +62,18 @@ impl Sizes {
         };
         match part {
             TokenPart::Key => [self.head_dim, bytes],
-            TokenPart::Value if self.key_order == KeyOrder::Latent => [0, bytes],
             TokenPart::Value => [self.value_dim, bytes],
             TokenPart::KeyScale => [scales[0], size_of::<f32>()],
             TokenPart::ValueScale => [scales[1], size_of::<f32>()],
+        }
+    }
+
+    /// Returns the part in whose place a part is stored: latent keys lie where the values of other caches do.
+    fn stored_as(self, part: TokenPart) -> TokenPart {
+        match (self.key_order, part) {
+            (KeyOrder::Latent, TokenPart::Key) => TokenPart::Value,
+            (KeyOrder::Latent, TokenPart::KeyScale) => TokenPart::ValueScale,
+            _ => part,
         }
     }
 
@@ -71,8 +82,7 @@ impl Sizes {
         let [elements, _] = self.elements(part);
         let together = if let Format::Elements(_) = self.format { 1 } else { int8::QUAD };
         let next = move |first: usize| {
-            let end = match part {
-                TokenPart::Key if self.key_order == KeyOrder::Latent => elements,
+            let end = match self.stored_as(part) {
                 TokenPart::Value if self.keys_together() == 1 => self.value_layout().panel(first).end,
                 TokenPart::Value => first + 1,
                 TokenPart::Key => first + together,
@@ -87,16 +97,16 @@ impl Sizes {
     fn run_bytes(self, part: TokenPart, [head, row]: [usize; 2], run: Range<usize>) -> Range<usize> {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
         let [_, bytes] = self.elements(part);
+        let part = self.stored_as(part);
         let start = match part {
-            TokenPart::Key if self.key_order == KeyOrder::Latent => values.start,
             TokenPart::Key => keys.start,
             TokenPart::KeyScale => key_scales.start,
             TokenPart::Value => values.start,
             TokenPart::ValueScale => value_scales.start,
         };
         let index = match part {
-            TokenPart::Key if self.key_order == KeyOrder::Packed => self.key(row, self.first_element(run.start)),
-            TokenPart::Key | TokenPart::Value => self.value(row, self.first_element(run.start)),
+            TokenPart::Key => self.key(row, self.first_element(run.start)),
+            TokenPart::Value => self.value(row, self.first_element(run.start)),
             TokenPart::KeyScale | TokenPart::ValueScale => self.scale(part, row, run.start),
         };
         let start = start + index * bytes;
@@ -119,8 +129,24 @@ impl Sizes {
         place.numbers()[i % kind.numbers()]
     }
 
+    /// Copies the elements of a part of token `[head, row]` of a block.
+    pub(super) fn read_token(self, part: TokenPart, at: [usize; 2], block: &[u8], to: &mut [u8]) {
+        let [_, bytes] = self.elements(part);
+        for run in self.runs(part) {
+            to[run.start * bytes..run.end * bytes].copy_from_slice(&block[self.run_bytes(part, at, run)]);
+        }
+    }
+
+    /// Writes the elements of a part of token `[head, row]` of a block.
+    pub(super) fn write_token(self, part: TokenPart, at: [usize; 2], from: &[u8], block: &mut [u8]) {
+        let [_, bytes] = self.elements(part);
+        for run in self.runs(part) {
+            block[self.run_bytes(part, at, run.clone())].copy_from_slice(&from[run.start * bytes..run.end * bytes]);
+        }
+    }
+
     /// Calls `copy` with the bytes of two tokens in their blocks, range by range.
-    fn for_each_run(self, [to, from]: [usize; 2], mut copy: impl FnMut(Range<usize>, Range<usize>)) {
+    pub(super) fn for_each_run(self, [to, from]: [usize; 2], mut copy: impl FnMut(Range<usize>, Range<usize>)) {
         for head in 0..self.kv_heads {
             for part in TokenPart::ALL {
                 for run in self.runs(part) {
@@ -129,6 +155,12 @@ impl Sizes {
             }
         }
     }
+}
+
+/// Returns the places to which kept tokens move: those behind the ones that stay where they are.
+pub(super) fn moved(from: usize, accepted: &[usize]) -> Range<usize> {
+    let in_place = accepted.iter().enumerate().take_while(|&(i, &token)| i == token).count();
+    from + in_place..from + accepted.len()
 }
 
 /// Returns the bytes of a block that is not shared.
@@ -145,13 +177,9 @@ impl Cache {
 
     /// Copies the elements of a part of token `[sequence, head, token]`, which is held.
     pub fn read_token(&self, part: TokenPart, [sequence, head, token]: [usize; 3], to: &mut [u8]) {
-        let [_, bytes] = self.sizes.elements(part);
         let block = self.blocks[sequence].get(token / KEY_BLOCK).expect("the token is held");
-        let (sizes, block) = (self.sizes.with_rows(block.rows), block.memory.elements());
-        for run in sizes.runs(part) {
-            let place = run.start * bytes..run.end * bytes;
-            to[place].copy_from_slice(&block[sizes.run_bytes(part, [head, token % KEY_BLOCK], run)]);
-        }
+        let sizes = self.sizes.with_rows(block.rows);
+        sizes.read_token(part, [head, token % KEY_BLOCK], block.memory.elements(), to);
     }
 
     /// Writes the elements of a part of token `[sequence, head, token]`, which is held, in a block that is not shared.
@@ -159,13 +187,9 @@ impl Cache {
     /// ([`is_int8_scale`](crate::is_int8_scale)); elements of an int4 cache must be at least −7, and numbers of blocks
     /// finite.
     pub fn write_token(&mut self, part: TokenPart, [sequence, head, token]: [usize; 3], from: &[u8]) {
-        let [_, bytes] = self.sizes.elements(part);
         let block = self.blocks[sequence].get_mut(token / KEY_BLOCK).expect("the token is held");
-        let (sizes, block) = (self.sizes.with_rows(block.rows), bytes_mut(block));
-        for run in sizes.runs(part) {
-            let place = run.start * bytes..run.end * bytes;
-            block[sizes.run_bytes(part, [head, token % KEY_BLOCK], run)].copy_from_slice(&from[place]);
-        }
+        let sizes = self.sizes.with_rows(block.rows);
+        sizes.write_token(part, [head, token % KEY_BLOCK], from, bytes_mut(block));
     }
 
     /// Returns true if a sequence of this cache could have `len` keys, of which `evicted` were evicted.
@@ -201,6 +225,20 @@ impl Cache {
         true
     }
 
+    /// Allocates what [`Self::keep`] takes for these tokens. Returns false, and changes nothing, if there is no memory.
+    #[must_use]
+    pub fn reserve_to_keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> bool {
+        let moved = moved(from, accepted);
+        let mut copies = Counts::default();
+        for block in moved.start / KEY_BLOCK..moved.end.div_ceil(KEY_BLOCK) {
+            if let Some(block) = self.blocks[sequence].get(block).filter(|_| !moved.is_empty()) {
+                copies[size_for(block.rows)] += usize::from(is_shared(block));
+            }
+        }
+        let new = self.spare.try_allocate(self.sizes, copies, Counts::default());
+        new.map(|new| self.spare.append(new)).is_some()
+    }
+
     /// Keeps the first `from` tokens of a sequence and some later ones: token `from + accepted[i]` becomes token `from
     /// + i`, with its bits. Returns false, and changes nothing, if there is no memory to copy shared blocks.
     ///
@@ -209,18 +247,13 @@ impl Cache {
     /// block.
     #[must_use]
     pub fn keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> bool {
-        let len = from + accepted.len();
-        let in_place = accepted.iter().enumerate().take_while(|&(i, &token)| i == token).count();
-        let moved = from + in_place..len;
+        if !self.reserve_to_keep(sequence, from, accepted) {
+            return false;
+        }
+        let (len, moved) = (from + accepted.len(), moved(from, accepted));
+        let in_place = moved.start - from;
         if !moved.is_empty() {
-            let blocks = moved.start / KEY_BLOCK..len.div_ceil(KEY_BLOCK);
-            let mut copies = Counts::default();
-            for block in blocks.clone().filter_map(|block| self.blocks[sequence].get(block)) {
-                copies[size_for(block.rows)] += usize::from(is_shared(block));
-            }
-            let Some(new) = self.spare.try_allocate(self.sizes, copies, Counts::default()) else { return false };
-            self.spare.append(new);
-            for block in blocks {
+            for block in moved.start / KEY_BLOCK..len.div_ceil(KEY_BLOCK) {
                 let rows = self.blocks[sequence].get(block).expect("the block is held").rows;
                 self.block_mut(sequence, block, rows);
             }

@@ -134,7 +134,8 @@ impl WriteBytes<'_> {
 
     fn run<S: Simd>(self, s: S) {
         let Self { rows: NewRows { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, block } = self;
-        let (d, e) = (sizes.head_dim, sizes.value_dim);
+        // The row that is stored as a value is the key in a latent cache, which has no other.
+        let (d, e, latent) = (sizes.head_dim, sizes.row_dim(), sizes.key_order == KeyOrder::Latent);
         let (key, value) = bytes.split_at_mut(d);
         for h in 0..sizes.kv_heads {
             let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
@@ -142,16 +143,18 @@ impl WriteBytes<'_> {
             for (i, j) in rows.clone().zip(row..) {
                 // SAFETY: the head and the row are inside both tensors, as `NewRows::write` asserted.
                 let [k, v] = kv.map(|x| unsafe { x.rows(b, h, i) });
-                // SAFETY: the key has one row of `d` elements.
-                unsafe { pack::pack_rows(s, k, [1, d], NonFinite::Ignored, wide) };
-                match channels {
-                    // Keys that are not finite were refused, or are the caller's responsibility.
-                    Some(channels) => _ = int8::quantise_by_channel(s, &wide[..d], channels, key),
-                    None => part_mut(block, key_scales.clone())[j] = int8::quantise(s, &wide[..d], key),
+                if !latent {
+                    // SAFETY: the key has one row of `d` elements.
+                    unsafe { pack::pack_rows(s, k, [1, d], NonFinite::Ignored, wide) };
+                    match channels {
+                        // Keys that are not finite were refused, or are the caller's responsibility.
+                        Some(channels) => _ = int8::quantise_by_channel(s, &wide[..d], channels, key),
+                        None => part_mut(block, key_scales.clone())[j] = int8::quantise(s, &wide[..d], key),
+                    }
+                    int8::place_key(key, j, part_mut(block, keys.clone()));
                 }
-                int8::place_key(key, j, part_mut(block, keys.clone()));
-                // SAFETY: the value has one row of `e` elements.
-                unsafe { pack::pack_rows(s, v, [1, e], NonFinite::Ignored, wide) };
+                // SAFETY: the row has `e` elements: `row_dim`.
+                unsafe { pack::pack_rows(s, if latent { k } else { v }, [1, e], NonFinite::Ignored, wide) };
                 part_mut(block, value_scales.clone())[j] = int8::quantise(s, &wide[..e], value);
                 let places = part_mut(block, values.clone());
                 for run in sizes.value_layout().panels() {
@@ -179,6 +182,7 @@ impl WriteInt4<'_> {
 
     fn run<S: Simd>(self, s: S) {
         let Self { rows: NewRows { sizes, row, kv: [k, v], b, rows }, kind, block } = self;
+        let latent = sizes.key_order == KeyOrder::Latent;
         for h in 0..sizes.kv_heads {
             let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
             let (keys, values) = (Int4Parts(keys, key_scales), Int4Parts(values, value_scales));
@@ -186,8 +190,11 @@ impl WriteInt4<'_> {
                 // SAFETY: the head and the row are inside both tensors, as `NewRows::write` asserted, and so long.
                 unsafe {
                     let (k, v) = (Int4Row(k.rows(b, h, i), kind), Int4Row(v.rows(b, h, i), kind));
-                    k.write(s, sizes.head_dim, &keys, block, |d| sizes.int4_key(kind, [j, d]));
-                    v.write(s, sizes.value_dim, &values, block, |c| sizes.int4_value(kind, [j, c]));
+                    if !latent {
+                        k.write(s, sizes.head_dim, &keys, block, |d| sizes.int4_key(kind, [j, d]));
+                    }
+                    let v = if latent { k } else { v };
+                    v.write(s, sizes.row_dim(), &values, block, |c| sizes.int4_value(kind, [j, c]));
                 }
             }
         }

@@ -43,5 +43,5 @@ fn case(draw: &mut Draw, (rule, normaliser): (Rule, Normaliser), [b, h, group, k
     let state = if normaliser == Normaliser::None { LinearState::new(shape) } else { LinearState::normalised(shape) };
     let mut state = state.expect("good sizes");
     state.as_mut_slice().iter_mut().for_each(|x| *x = draw.normal().abs());
-    Case { q, k, v, log_decay, beta, state }
+    Case { q, k, v, log_decay, beta, state, lens: None }
 }

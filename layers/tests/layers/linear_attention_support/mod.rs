@@ -28,6 +28,7 @@ pub struct Case {
     pub log_decay: Option<Tensor>,
     pub beta: Option<Tensor>,
     pub state: LinearState,
+    pub lens: Option<Vec<usize>>,
 }
 
 /// What a call gave.
@@ -59,7 +60,7 @@ impl Case {
         state.as_mut_slice().iter_mut().for_each(|s| *s = rng.normal().abs());
         let log_decay = matches!(rule, Rule::Gated | Rule::GatedDelta).then_some(log_decay);
         let beta = matches!(rule, Rule::Delta | Rule::GatedDelta).then_some(beta);
-        Self { q, k, v, log_decay, beta, state }
+        Self { q, k, v, log_decay, beta, state, lens: None }
     }
 
     pub fn update(&self) -> Update<'_> {
@@ -72,18 +73,20 @@ impl Case {
     }
 
     pub fn inputs(&self) -> LinearInputs<'_> {
-        LinearInputs::new(self.q.view(), self.k.view(), self.v.view(), self.update())
+        let inputs = LinearInputs::new(self.q.view(), self.k.view(), self.v.view(), self.update());
+        self.lens.as_ref().map_or(inputs, |lens| inputs.lens(lens))
     }
 
     /// The same with other tensors in place of each that has rows.
     pub fn map(&self, mut f: impl FnMut(&Tensor) -> Tensor) -> Self {
         let state = self.state.clone();
         let (log_decay, beta) = (self.log_decay.as_ref().map(&mut f), self.beta.as_ref().map(&mut f));
-        Self { q: f(&self.q), k: f(&self.k), v: f(&self.v), log_decay, beta, state }
+        Self { q: f(&self.q), k: f(&self.k), v: f(&self.v), log_decay, beta, state, lens: None }
     }
 
     pub fn out_shape(&self) -> [usize; 4] {
-        [self.q.shape[0], self.q.shape[1], self.q.shape[2], self.v.shape[3]]
+        let heads = self.q.shape[1].max(self.state.shape()[1]);
+        [self.q.shape[0], heads, self.q.shape[2], self.v.shape[3]]
     }
 
     pub fn run(&self, layer: LinearAttention, exec: Exec) -> Outcome {

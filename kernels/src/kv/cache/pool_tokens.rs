@@ -1,0 +1,93 @@
+//! Stored tokens of a pool: moved within a sequence, read and written bit for bit; and memory given back.
+
+use super::pool::PackedPool;
+use super::tokens::{TokenPart, moved};
+use crate::kv::block_table::{BlockTable, PageError};
+use crate::simd::aligned::{AlignedBuf, elements, elements_mut};
+use core::ops::Range;
+
+impl PackedPool {
+    /// Moves tokens of a sequence of a table: token `from + accepted[i]` becomes token `from + i`, with its bits.
+    ///
+    /// # Errors
+    /// [`PageError`] if the table does not fit the pool, or a page that is written belongs to another sequence of it, too.
+    ///
+    /// # Panics
+    /// If `accepted` does not increase, or names a token that the sequence does not have.
+    pub fn keep(
+        &mut self,
+        table: BlockTable<'_>,
+        sequence: usize,
+        from: usize,
+        accepted: &[usize],
+    ) -> Result<(), PageError> {
+        let (width, size) = (table.checked(self.pages, self.sizes.rows)?, self.sizes.rows);
+        let moved = moved(from, accepted);
+        let row = |sequence: usize, keys: Range<usize>| {
+            &table.entries[sequence * width..][keys.start / size..keys.end.div_ceil(size)]
+        };
+        for (other, &len) in table.lens.iter().enumerate().filter(|_| !moved.is_empty()) {
+            let own = if other == sequence { moved.start..table.lens[sequence] } else { 0..len };
+            let times = |page: &u32| row(other, own.clone()).iter().filter(|&other| other == page).count();
+            let allowed = usize::from(other == sequence);
+            if let Some(&page) = row(sequence, moved.clone()).iter().find(|page| times(page) > allowed) {
+                return Err(PageError::Shared { page, sequences: [sequence.min(other), sequence.max(other)] });
+            }
+        }
+        let (sizes, bytes) = (self.sizes, self.sizes.floats() * size_of::<f32>());
+        let memory = self.memory.elements_mut::<u8>();
+        for (to, &token) in moved.clone().zip(&accepted[moved.start - from..]) {
+            let at = [to, from + token];
+            assert!(at[0] < at[1] && at[1] < table.lens[sequence], "token {token} behind {from}");
+            let starts = at.map(|token| table.entries[sequence * width + token / size] as usize * bytes);
+            sizes.for_each_run(at.map(|token| token % size), |to, from| {
+                memory.copy_within(starts[1] + from.start..starts[1] + from.end, starts[0] + to.start);
+            });
+        }
+        Ok(())
+    }
+
+    /// Returns the number of elements of a part of a token in one head, and the bytes of each, as [`Cache::token_elements`]
+    /// does.
+    ///
+    /// [`Cache::token_elements`]: super::Cache::token_elements
+    pub fn token_elements(&self, part: TokenPart) -> [usize; 2] {
+        self.sizes.elements(part)
+    }
+
+    /// Copies the elements of a part of token `[page, head, row]`.
+    ///
+    /// # Panics
+    /// If the pool has no such token.
+    pub fn read_token(&self, part: TokenPart, [page, head, row]: [usize; 3], to: &mut [u8]) {
+        self.sizes.read_token(part, [head, row], elements(self.page(page)), to);
+    }
+
+    /// Writes the elements of a part of token `[page, head, row]`, as [`Cache::write_token`] does.
+    ///
+    /// # Panics
+    /// If the pool has no such token.
+    ///
+    /// [`Cache::write_token`]: super::Cache::write_token
+    pub fn write_token(&mut self, part: TokenPart, [page, head, row]: [usize; 3], from: &[u8]) {
+        let at = self.place(page);
+        self.sizes.write_token(part, [head, row], from, elements_mut(&mut self.memory.floats_mut()[at]));
+    }
+
+    /// Gives back the memory of all pages but the first `pages`. Returns false, and changes nothing, if there is no memory for
+    /// a copy of those.
+    ///
+    /// # Panics
+    /// If the pool has fewer.
+    #[must_use]
+    pub fn shrink(&mut self, pages: usize) -> bool {
+        assert!(pages <= self.pages, "{pages} pages of {}", self.pages);
+        let (mut memory, floats) = (AlignedBuf::new(), pages * self.sizes.floats());
+        if !memory.try_reserve(floats) {
+            return false;
+        }
+        memory.floats_mut()[..floats].copy_from_slice(&self.memory.floats()[..floats]);
+        (self.memory, self.pages, self.written) = (memory, pages, Vec::new());
+        true
+    }
+}

@@ -1,0 +1,115 @@
+//! Sequences of a pool as safetensors files.
+
+use crate::cache::CacheFormat;
+use crate::cache::file::{DESCRIPTION, Description, File, FilePart, NO_FORMAT, Tokens, write, wrong};
+use crate::error::{Error, same};
+use crate::page_pool::PagePool;
+use crate::shape::KvShape;
+use sdpa_kernels::{BlockTable, PackedPool, TokenPart};
+
+/// Tokens of the sequences of a table that was checked.
+struct TableTokens<'a> {
+    pool: &'a PackedPool,
+    table: BlockTable<'a>,
+}
+
+/// Returns the page and row of token `[sequence, head, token]`, as `[page, head, row]`.
+fn place(table: &BlockTable<'_>, page_size: usize, [sequence, head, token]: [usize; 3]) -> [usize; 3] {
+    let entry = sequence * (table.entries.len() / table.lens.len()) + token / page_size;
+    [table.entries[entry] as usize, head, token % page_size]
+}
+
+impl Tokens for TableTokens<'_> {
+    fn elements(&self, part: TokenPart) -> [usize; 2] {
+        self.pool.token_elements(part)
+    }
+
+    fn read(&self, part: TokenPart, at: [usize; 3], to: &mut [u8]) {
+        self.pool.read_token(part, place(&self.table, self.pool.page_size(), at), to);
+    }
+}
+
+impl PagePool {
+    /// Returns the sequences of a table as the bytes of a safetensors file, the same as that of a cache of these sequences:
+    /// [`KvCache::export`](crate::KvCache::export). [`Self::import`] and [`KvCache::import`](crate::KvCache::import) read it. Takes
+    /// the feature `safetensors`.
+    ///
+    /// ```
+    /// use sdpa::{BlockTable, CacheFormat, Dtype, KvCache, KvShape, PagePool, View};
+    /// let shape = KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 };
+    /// let mut pool = PagePool::new(8, 16, shape, CacheFormat::Elements(Dtype::Bf16))?;
+    /// let rows = [0.5; 20 * 2];
+    /// let rows = View::bhld(&rows, [1, 1, 20, 2])?;
+    /// pool.append(BlockTable { entries: &[4, 7], lens: &[20] }, rows, rows)?;
+    /// let bytes = pool.export(BlockTable { entries: &[4, 7], lens: &[20] })?;
+    /// pool.import(BlockTable { entries: &[0, 1], lens: &[20] }, &bytes)?; // later, in other pages
+    /// assert_eq!(KvCache::import(&bytes)?.lens(), [20]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Pages`] if the table does not fit the pool; otherwise as for a cache.
+    pub fn export(&self, table: BlockTable<'_>) -> Result<Vec<u8>, Error> {
+        self.pages(table)?;
+        let description = Description::of_lens(self.shape(), self.format(), table.lens);
+        let description = description.ok_or(Error::File { what: "export", why: NO_FORMAT.into() })?;
+        let tokens = TableTokens { pool: &self.pool, table };
+        let channels = self.pool.channel_scales();
+        let part = FilePart { prefix: String::new(), description, channels, tokens: &tokens };
+        write(DESCRIPTION, &part.description, core::slice::from_ref(&part))
+    }
+
+    /// Writes the sequences of a file to the pages of a table, which has as many sequences, of the same lengths; removed ones
+    /// have length 0. The file is that of a pool, or of a cache that is neither latent nor sliding, of the pool's sizes and
+    /// format. Takes the feature `safetensors`.
+    ///
+    /// # Errors
+    /// [`Error::Pages`] if the table does not fit the pool; [`Error::Mismatch`] for sizes, [`Error::Entry`] for lengths that are
+    /// not those of the file; [`Error::File`], with the reason, for anything but such a file. The pool is then unchanged.
+    pub fn import(&mut self, table: BlockTable<'_>, bytes: &[u8]) -> Result<(), Error> {
+        self.pages(table)?;
+        let file = File::read(bytes)?;
+        let description = file.description()?;
+        self.check_file(&file, &description)?;
+        same("table", "number of sequences", table.lens.len(), description.sequences.len(), "the file")?;
+        let lens = description.sequences.iter().map(|contents| contents.map_or(0, |contents| contents.len));
+        let mut pairs = table.lens.iter().zip(lens).enumerate();
+        if let Some((index, (&got, limit))) = pairs.find(|(_, (got, len))| *got != len) {
+            let (bound, of) = (sdpa_kernels::Bound::Exactly, Some("the length in the file"));
+            return Err(Error::Entry { argument: "lengths of the block table", index, got, bound, limit, of });
+        }
+        let each = |part| self.pool.token_elements(part);
+        let sequences = (0..table.lens.len()).map(|sequence| file.sequence("", &description, sequence, each));
+        let sequences = sequences.collect::<Result<Vec<_>, _>>()?;
+        let size = self.page_size();
+        for (sequence, tensors) in sequences.iter().enumerate() {
+            tensors.for_each_token(|part, [head, token], bytes| {
+                self.pool.write_token(part, place(&table, size, [sequence, head, token]), bytes);
+            });
+        }
+        Ok(())
+    }
+
+    /// Refuses a file of other sizes or another format.
+    fn check_file(&self, file: &File<'_>, description: &Description) -> Result<(), Error> {
+        let KvShape { kv_heads, head_dim, value_dim } = self.shape();
+        same("file", "kv_heads", description.kv_heads, kv_heads, "the pool")?;
+        same("file", "head_dim", description.head_dim, head_dim, "the pool")?;
+        same("file", "value_dim", description.value_dim, value_dim, "the pool")?;
+        let evicted = description.sequences.iter().flatten().any(|contents| contents.evicted.is_some());
+        if description.latent || description.window.is_some() || evicted {
+            return Err(wrong("the cache in the file is latent or sliding, which the sequences of a pool are not"));
+        }
+        let own = Description::of_lens(self.shape(), self.format(), &[]).ok_or_else(|| wrong(NO_FORMAT))?;
+        if description.elements != own.elements {
+            let (got, expected) = (description.elements, own.elements);
+            return Err(wrong(format!("elements of the file are {got:?}, but those of the pool are {expected:?}")));
+        }
+        match self.format() {
+            CacheFormat::Int8PerChannel(scales) if file.channel_scales("", self.shape())? != scales => {
+                Err(wrong("the scales of the keys' channels in the file are not those of the pool"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

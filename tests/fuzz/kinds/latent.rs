@@ -1,0 +1,77 @@
+//! Histories of latent caches of integers: the first columns of what whole keys give that are stored as values, too.
+
+use crate::fuzzer::array::Array;
+use crate::fuzzer::draw::{Home, numbers};
+use crate::fuzzer::rng::Rng;
+use sdpa::{
+    Alignment, Attention, Dtype, Error, Exec, Inputs, Int4, Isa, KeyScales, KvCache, KvShape, Outputs, View, ViewMut,
+};
+
+pub(super) fn check(rng: &mut Rng) {
+    let (kv_heads, head_dim) = (1 + rng.below(2), rng.pick(&[1, 5, 16, 17, 33, 80, 300]));
+    let value_dim = 1 + rng.below(head_dim);
+    let home = rng.pick(&[Home::Bytes { channels: None }, Home::Bits(Int4::Symmetric), Home::Bits(Int4::Centred)]);
+    let new = |value_dim| {
+        let cache = KvCache::new(2, KvShape { kv_heads, head_dim, value_dim }).expect("good sizes");
+        match home {
+            Home::Bits(kind) => cache.int4(kind),
+            _ => cache.int8(KeyScales::PerToken),
+        }
+    };
+    let mut latent = new(value_dim).and_then(KvCache::latent).expect("it is empty");
+    let (mut whole, mut said) = (new(head_dim).expect("it is empty"), format!("{home:?}, {head_dim}, {value_dim}:"));
+    for _ in 0..1 + rng.below(12) {
+        let b = rng.below(2);
+        let len = latent.lens()[b];
+        let mut both = |change: &dyn Fn(&mut KvCache) -> Result<(), Error>| {
+            [&mut latent, &mut whole].into_iter().for_each(|cache| change(cache).expect("a good change"));
+        };
+        match rng.below(8) {
+            0 => both(&|cache| cache.fork(b, 1 - b)),
+            1 => {
+                let to = rng.below(len + 1);
+                both(&|cache| cache.truncate(b, to));
+            }
+            2 => {
+                let from = rng.below(len + 1);
+                let accepted: Vec<usize> = (0..len - from).filter(|_| rng.one_in(3)).collect();
+                both(&|cache| cache.keep(b, from, &accepted));
+            }
+            3 => latent = KvCache::import(&latent.export().expect("it has heads")).expect("its file"),
+            4 => both(&|cache| {
+                cache.shrink();
+                Ok(())
+            }),
+            _ => {
+                let n = rng.pick(&[0, 1, 1, 15, 16, 17, 100, 256, 300]).min(800 - len.min(800));
+                said.push_str(&format!(" append {n} to {b}"));
+                let mut k = numbers(rng, [1, kv_heads, n, head_dim], Dtype::F32);
+                home.tame(&mut k.data);
+                let k = View::bhld(&k.data, k.shape).expect("dense");
+                latent.append_to(b, k, k.columns(0..value_dim).expect("it has these")).expect("they fit");
+                whole.append_to(b, k, k).expect("they fit");
+            }
+        }
+        assert_eq!(latent.lens(), whole.lens(), "{said}");
+    }
+    let (heads, rows) = (kv_heads * rng.pick(&[1, 2, 5]), rng.pick(&[1, 2, 30]));
+    let q = numbers(rng, [2, heads, rows, head_dim], Dtype::F32);
+    let isas: Vec<Isa> = Isa::available().collect();
+    let exec = Exec::serial().isa(rng.pick(&isas));
+    let [got, expected] = [(&latent, value_dim), (&whole, head_dim)].map(|(cache, dim)| attend(&q, cache, dim, exec));
+    for (got, expected) in got.chunks_exact(value_dim).zip(expected.chunks_exact(head_dim)) {
+        let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(got), bits(&expected[..value_dim]), "{said}");
+    }
+}
+
+/// Output of rows at the end of every sequence.
+fn attend(q: &Array, cache: &KvCache, value_dim: usize, exec: Exec<'_>) -> Vec<f32> {
+    let [batch, heads, rows, _] = q.shape;
+    let mut out = vec![0.0; batch * heads * rows * value_dim];
+    let inputs = Inputs::cached(View::bhld(&q.data, q.shape).expect("dense"), cache);
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [batch, heads, rows, value_dim]).expect("dense"));
+    let attention = Attention::new().causal().align(Alignment::BottomRight);
+    attention.problem(inputs, outputs).expect("a good call").run_once(exec);
+    out
+}
