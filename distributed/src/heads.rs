@@ -9,14 +9,14 @@ use crate::error::Error;
 use crate::functions::{FromHead, given};
 use crate::group::Group;
 use crate::layout::{KEYS, ROWS, in_order};
+use crate::prompt::check_outputs;
 use crate::report::Report;
 use crate::share::{Keys, Rows, Share};
 use crate::whole::{Whole, of_heads, pack, write};
 use core::cell::Cell;
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, AttnState, Dtype, Exec, KvShape, MaskMod, Mods, Outputs, Run, ScoreMod, Tensor, ViewMut,
-    WeightMod,
+    Attention, Dtype, MaskMod, Mods, Outputs, Run, ScoreMod, Tensor, ViewMut, WeightMod,
 };
 use std::time::Instant;
 
@@ -171,12 +171,7 @@ impl Call<'_, '_> {
             {
                 return Err(sdpa::Error::Needs { argument, needs: "a call that is cut by rows" });
             }
-            let kv = rows.inputs.key_values()?;
-            let ([_, kv_heads, _, head_dim], [.., value_dim]) = (kv.k_shape(), kv.v_shape());
-            let keys = KvShape { kv_heads, head_dim, value_dim };
-            // Settings, which may not have dropout, and outputs; where rows stand is not known yet.
-            let attention = self.attention.align(Alignment::Offset(0));
-            AttnState::new(attention, rows.inputs.queries(), keys, Exec::serial())?.check(&rows.outputs)?;
+            check_outputs(self.attention, rows)?;
         }
         Ok(description)
     }
@@ -209,7 +204,7 @@ impl Call<'_, '_> {
         let [heads, kv_heads, _] = cut.heads_of(self.group.comm.rank);
         let [_, _, rows, _] = whole[0].shape();
         let of_all = [cut.dims[2], 1].map(|dim| [cut.batch, heads.len(), rows, dim]);
-        let [mut out, mut lse] = [Whole::floats(of_all[0])?, Whole::floats(of_all[1])?];
+        let [mut out, mut lse] = [Whole::room(of_all[0])?, Whole::room(of_all[1])?];
         // One key/value head after the other, where somebody is told how far it is.
         let (all, keys) = (kv_heads.len(), whole[1].shape()[2]);
         let step = if self.group.progress.is_some() { 1 } else { all.max(1) };

@@ -2,6 +2,7 @@
 
 use crate::description::{Description, agree};
 use crate::error::Error;
+use crate::sequences::Sequences;
 use core::ops::Range;
 use sdpa::{Attention, Inputs, Outputs, Tensor};
 
@@ -85,6 +86,9 @@ pub(crate) fn of_all(stretches: Vec<Description>, attention: &Attention) -> Desc
         description.refused = Some(format!("{what}: one stretch has {got}, but another has {expected}"));
     }
     for mut stretch in stretches {
+        if description.sequences.is_empty() {
+            description.sequences = stretch.sequences;
+        }
         description.rows.append(&mut stretch.rows);
         description.keys.append(&mut stretch.keys);
         let new = |(what, _): &(String, String)| !description.facts.iter().any(|(known, _)| known == what);
@@ -109,6 +113,9 @@ pub(crate) fn of_rows(first: usize, inputs: &Inputs<'_>, attention: &Attention) 
     description.fact("element type of q", inputs.queries().dtype().to_string());
     for (what, words) in inputs.options_in_words() {
         description.fact(what, words);
+    }
+    if let Some([rows, keys]) = inputs.ragged_ends() {
+        description.sequences = Sequences::of(rows, keys)?.ends().to_vec();
     }
     Ok(description)
 }

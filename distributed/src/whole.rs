@@ -86,7 +86,7 @@ impl Whole {
     }
 
     /// Returns memory for a tensor of this shape.
-    pub(crate) fn floats(shape: [usize; 4]) -> Result<Vec<f32>, sdpa::Error> {
+    pub(crate) fn room(shape: [usize; 4]) -> Result<Vec<f32>, sdpa::Error> {
         let memory = |error| match error {
             Error::Call(error) => error,
             _ => sdpa::Error::TooLarge { what: "heads of a rank", sizes: shape },
@@ -97,6 +97,18 @@ impl Whole {
     /// Takes elements that have the shape.
     pub(crate) fn of(shape: [usize; 4], floats: Vec<f32>) -> Self {
         Self { shape, elements: Elements::F32(floats) }
+    }
+
+    /// Returns some of the rows, to be written, of elements that are `f32`.
+    pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Result<ViewMut<'_, f32>, sdpa::LayoutError> {
+        let (offset, shape, strides) = of_rows(self.shape, rows);
+        let floats = if let Elements::F32(floats) = &mut self.elements { &mut floats[..] } else { &mut [] };
+        ViewMut::from_strides(floats, offset, shape, strides)
+    }
+
+    /// Returns the elements, if they are `f32`; none otherwise.
+    pub(crate) fn floats(&self) -> &[f32] {
+        if let Elements::F32(floats) = &self.elements { floats } else { &[] }
     }
 
     pub(crate) fn shape(&self) -> [usize; 4] {
@@ -140,6 +152,12 @@ fn len(shape: [usize; 4]) -> Result<usize, sdpa::Error> {
 pub(crate) fn of_heads([batch, all, rows, dim]: [usize; 4], heads: Range<usize>) -> (usize, [usize; 4], [isize; 4]) {
     let strides = [all * rows * dim, rows * dim, dim, 1].map(|stride| stride as isize);
     (heads.start * rows * dim, [batch, heads.len(), rows, dim], strides)
+}
+
+/// Returns offset, shape and strides of some rows of a dense tensor.
+fn of_rows([batch, heads, all, dim]: [usize; 4], rows: Range<usize>) -> (usize, [usize; 4], [isize; 4]) {
+    let strides = [heads * all * dim, all * dim, dim, 1].map(|stride| stride as isize);
+    (if rows.is_empty() { 0 } else { rows.start * dim }, [batch, heads, rows.len(), dim], strides)
 }
 
 /// Places some rows of some heads, and returns the bytes that are left.

@@ -95,6 +95,7 @@ impl Back {
         let [q, k, v] = self.shared.qkv.each_ref().map(Rounded::view);
         let inputs = case.inputs_over(Inputs::new(q, k, v));
         let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+        let inputs = case.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q, k));
         let saved = Saved::new(self.out.view(), self.lse.view(), self.d_out.view());
         let saved = self.d_lse.as_ref().map_or(saved, |d_lse| saved.d_lse(d_lse.view()));
         let ([dq, dk, dv], mut of_rows) = (&mut written, OfRows::new(case));
@@ -120,10 +121,11 @@ impl Back {
         for (n, ((case, rows), dq)) in cases.iter().zip(&rows[rank]).zip(&mut dq).enumerate() {
             let inputs = case.inputs_over(Inputs::new(q.rows_in(rows.clone()).expect("rows"), k, v));
             let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+            let inputs = case.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q, k));
             let d_out = self.d_out.view().rows_in(rows.clone()).expect("rows");
             let saved = Saved::new(out[n].view(), lse[n].view(), d_out);
             let saved = d_lse.as_ref().map_or(saved, |d_lse| saved.d_lse(d_lse[n].view()));
-            share = match sums.take_if(|_| rows.len() == self.out.shape[2]) {
+            share = match sums.take_if(|_| rows.len() == self.out.shape[2] && case.ragged.is_none()) {
                 None => share.rows(rows.start, inputs, saved, dq.view()),
                 Some(sums) => {
                     has_all = true;
