@@ -79,6 +79,12 @@ impl Sequences {
         sequence.map_or(0..usize::MAX, |sequence| self.0[sequence][of]..self.0[sequence + 1][of])
     }
 
+    /// Returns the sequence of a row, and its place in it, if sequences are ragged.
+    pub(crate) fn place(&self, row: usize) -> Option<(usize, usize)> {
+        let sequence = self.0.partition_point(|ends| ends[OF_ROWS] <= row).checked_sub(1)?;
+        Some((sequence, row - self.0[sequence][OF_ROWS]))
+    }
+
     /// Cuts a stretch of rows or keys at the ends of sequences: into parts that are not empty, or if sequences are not ragged
     /// into one.
     pub(crate) fn parts(&self, of: usize, stretch: &Stretch) -> Vec<Part> {
@@ -119,6 +125,7 @@ mod tests {
         assert_eq!(cut(OF_ROWS, 3..7), [(2, 3..7, 3, 3)]);
         assert_eq!(cut(OF_KEYS, 0..6), [(1, 0..5, 0, 0), (2, 5..6, 0, 5)]);
         assert_eq!(cut(OF_KEYS, 4..4), []);
+        assert_eq!([2, 3, 6].map(|row| sequences.place(row)), [Some((0, 2)), Some((2, 0)), Some((2, 3))]);
         let one = Sequences::default().parts(OF_ROWS, &Stretch { rank: 0, number: 0, range: 4..4 });
         assert_eq!((one.len(), one[0].range.clone(), one[0].first), (1, 4..4, 0));
     }

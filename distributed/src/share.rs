@@ -66,10 +66,24 @@ impl<'a> Share<'a> {
 
     /// Says what this rank has, and what of the call it knows.
     pub(crate) fn description(&self, attention: &Attention) -> Result<Description, sdpa::Error> {
+        self.described(attention, |_, _| Ok(()))
+    }
+
+    /// Says what this rank has, and more of each of its stretches of rows.
+    pub(crate) fn described(
+        &self,
+        attention: &Attention,
+        more: impl Fn(&Rows<'a>, &mut Description) -> Result<(), sdpa::Error>,
+    ) -> Result<Description, sdpa::Error> {
+        let of_rows = |rows: &Rows<'a>| {
+            let mut description = of_rows(rows.first, &rows.inputs, attention)?;
+            more(rows, &mut description)?;
+            Ok(description)
+        };
         let stretches: Vec<_> = self
             .rows
             .iter()
-            .map(|rows| of_rows(rows.first, &rows.inputs, attention))
+            .map(of_rows)
             .chain(self.keys.iter().map(|keys| of_keys(keys.first, [keys.k, keys.v])))
             .collect::<Result<_, _>>()?;
         Ok(of_all(stretches, attention))

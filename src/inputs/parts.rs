@@ -3,7 +3,7 @@
 use crate::error::{Error, at_most, same};
 use crate::inputs::{Cover, Covered, Inputs, Source};
 use core::ops::Range;
-use sdpa_kernels::{Bound, Mask, Tensor};
+use sdpa_kernels::{Bound, Mask, Tensor, View};
 
 /// Need of whatever a state, which has some of the keys, cannot take.
 pub(crate) const WHOLE: &str = "a call over all keys, not a state";
@@ -45,7 +45,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns inputs over tensors of some query heads and of the key/value heads that these share, with the options of these
-    /// inputs: slopes and sinks are cut to `heads`; biases and masks stay as they are.
+    /// inputs, cut to `heads` where they differ from head to head.
     ///
     /// ```
     /// use sdpa::{Inputs, View};
@@ -59,7 +59,47 @@ impl<'a> Inputs<'a> {
     pub fn of_heads(self, heads: Range<usize>, [q, k, v]: [Tensor<'a>; 3]) -> Self {
         // Where there are fewer, the call is refused as one over all heads is.
         let cut = |numbers: &'a [f32]| numbers.get(heads.clone()).unwrap_or(numbers);
-        Self { q, source: Source::Tensors { k, v }, alibi: self.alibi.map(cut), sinks: self.sinks.map(cut), ..self }
+        let some = |all: usize| if all == 1 { 0..1 } else { heads.clone() };
+        let (bias, mask) = self.bias_and_mask();
+        let bias = bias.map(|bias| bias.heads_in(some(bias.shape()[1])).unwrap_or(bias));
+        let mask = mask.map(|mask| mask.heads(some(mask.shape()[1])).unwrap_or(mask));
+        let (alibi, sinks) = (self.alibi.map(cut), self.sinks.map(cut));
+        Self { q, source: Source::Tensors { k, v }, alibi, sinks, ..self.with_bias_and_mask(bias, mask) }
+    }
+
+    /// Returns the elements of the bias and the bytes of the mask, as they were given.
+    ///
+    /// ```
+    /// use sdpa::{Inputs, Mask, View};
+    /// let (x, padding) = ([0.0; 3 * 8], [true, true, false]);
+    /// let (x, padding) = (View::bhld(&x, [1, 1, 3, 8])?, View::bhld(&padding, [1, 1, 1, 3])?);
+    /// let (bias, mask) = Inputs::new(x, x, x).mask(Mask::keep(padding)).bias_and_mask();
+    /// assert!(bias.is_none() && mask.is_some_and(|mask| mask.shape() == [1, 1, 1, 3]));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    pub fn bias_and_mask(&self) -> (Option<Tensor<'a>>, Option<View<'a, u8>>) {
+        (self.bias.map(|bias| bias.of), self.mask.map(|mask| mask.of.view()))
+    }
+
+    /// Replaces the elements of a bias and the bytes of a mask, which else stay what they are: keys to keep or to drop, with
+    /// columns for all keys or for the first. What these inputs do not have is not added.
+    ///
+    /// ```
+    /// use sdpa::{Inputs, Mask, View};
+    /// let (x, all) = ([0.0; 3 * 8], [true, true, false, false, true, false, true, true, true]);
+    /// let (x, all) = (View::bhld(&x, [1, 1, 3, 8])?, View::bhld(&all, [1, 1, 3, 3])?);
+    /// let inputs = Inputs::new(x, x, x).mask(Mask::keep(all));
+    /// let second = inputs.with_bias_and_mask(None, inputs.bias_and_mask().1.and_then(|mask| mask.rows(1..2)));
+    /// assert!(second.bias_and_mask().1.is_some_and(|mask| mask.shape() == [1, 1, 1, 3]));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_bias_and_mask(self, bias: Option<Tensor<'a>>, mask: Option<View<'a, u8>>) -> Self {
+        let with_bias = |given: Covered<Tensor<'a>>| Covered { of: bias.unwrap_or(given.of), ..given };
+        let with_mask = |given: Covered<Mask<'a>>| {
+            Covered { of: mask.map_or(given.of, |mask| given.of.with_view(mask)), ..given }
+        };
+        Self { bias: self.bias.map(with_bias), mask: self.mask.map(with_mask), ..self }
     }
 
     /// Returns the ends of ragged sequences laid end to end in tensors, of their rows and of their keys, as
@@ -150,18 +190,18 @@ impl<'a> Inputs<'a> {
         let part = |[batch, _, all, _]: [usize; 4]| {
             (of_all(batch, sequence..sequence + 1), of_all(all, rows.clone()))
         };
-        let bias = self.bias.map(|Covered { of, cover }| {
+        let (bias, mask) = self.bias_and_mask();
+        let bias = bias.and_then(|of| {
             let (batch, rows) = part(of.shape());
-            let some = of.batch_in(batch).and_then(|of| of.rows_in(rows));
-            Covered { of: some.unwrap_or(of), cover }
+            of.batch_in(batch)?.rows_in(rows)
         });
-        let mask = self.mask.map(|Covered { of, cover }| {
-            let (batch, rows) = part(of.view().shape());
-            let some = of.view().batch(batch).and_then(|view| view.rows(rows));
-            Covered { of: some.map_or(of, |view| of.with_view(view)), cover }
+        let mask = mask.and_then(|of| {
+            let (batch, rows) = part(of.shape());
+            of.batch(batch)?.rows(rows)
         });
         let kv_lens = self.kv_lens.map(|lens| &lens[sequence..=sequence]);
-        Ok(Self { q: self.q.rows_in(rows.clone()).unwrap_or(self.q), bias, mask, kv_lens, ragged: None, ..self })
+        let q = self.q.rows_in(rows.clone()).unwrap_or(self.q);
+        Ok(Self { q, kv_lens, ragged: None, ..self.with_bias_and_mask(bias, mask) })
     }
 
     /// Refuses inputs whose keys cannot come in parts.

@@ -175,6 +175,11 @@ impl Tensor<'_> {
         Some(by_type!(Tensor => Tensor, self, |view| view.batch(range)?))
     }
 
+    /// Returns the heads in a range, of every batch. `None` if the range is outside the heads.
+    pub fn heads_in(&self, range: core::ops::Range<usize>) -> Option<Self> {
+        Some(by_type!(Tensor => Tensor, self, |view| view.heads(range)?))
+    }
+
     /// Returns the rows in a range, of every batch and head. `None` if the range is outside the rows.
     pub fn rows_in(&self, range: core::ops::Range<usize>) -> Option<Self> {
         Some(by_type!(Tensor => Tensor, self, |view| view.rows(range)?))
