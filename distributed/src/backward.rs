@@ -9,7 +9,7 @@ pub(crate) mod share;
 use crate::backward::chains::{Blocks, Chains, blocks};
 use crate::backward::parts::{Make, Parts, RowPart};
 use crate::backward::pass::{Pass, Plan};
-use crate::backward::share::{BackwardShare, Rows};
+use crate::backward::share::{BackwardShare, ONE_ROW, Rows};
 use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::{blaming, exchange};
@@ -32,7 +32,8 @@ pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
 ) -> Result<Report, Error> {
     let agreed = call.agreed("backward pass", share.description(&call.attention), given(mods))?;
     let BackwardShare { rows, keys } = share;
-    let (rank, stretches) = (call.group.comm.rank, rows.iter().map(|rows| (rows.first, rows.inputs.queries().shape()[2])));
+    let (rank, stretches) =
+        (call.group.comm.rank, rows.iter().map(|rows| (rows.first, rows.inputs.queries().shape()[2])));
     let own_rows = agreed.own_rows(rank, stretches);
     let shifted: Vec<_> = own_rows.iter().map(|part| from_row(mods, agreed.place(part))).collect();
     let (own, dkv): (Vec<_>, Vec<_>) = keys.into_iter().map(|keys| (keys.kv, keys.gradients)).unzip();
@@ -43,14 +44,16 @@ pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
         Ok((parts, seen))
     });
     let (parts, chains) = seen(call, parts, &agreed.rows, (&own_rows, &parcels))?;
-    let mut all = Parts { numbered: BTreeMap::new(), empty: Vec::new(), results: results(&rows, &agreed)? };
+    let (results, biases) = (results(&rows, &agreed)?, biases(&rows)?);
+    let mut all = Parts { numbered: BTreeMap::new(), empty: Vec::new(), results, biases };
     for (part, own) in parts.into_iter().zip(&own_rows) {
         match agreed.rows.iter().position(|of_all| of_all == own) {
             Some(number) => drop(all.numbered.insert(number, part)),
             None => all.empty.push(part),
         }
     }
-    let of_rows = rows.into_iter().map(|rows| rows.gradients).collect();
+    let of_rows =
+        rows.into_iter().map(|Rows { gradients, dbias, .. }| Gradients { bias: dbias, ..gradients }).collect();
     let Some(sizes) = agreed.sizes else {
         // No keys: gradients of queries are zeros.
         all.write(of_rows, 0)?;
@@ -79,8 +82,12 @@ fn parts<'a, S: ScoreMod, M: MaskMod>(
     agreed: &Agreed,
     mods: &'a [Mods<S, M>],
 ) -> Result<Vec<RowPart<'a>>, sdpa::Error> {
-    if agreed.sequences.is_ragged() {
-        rows.iter().try_for_each(|rows| check_ragged(call, rows))?;
+    for rows in rows {
+        check_sums(&rows.gradients, rows.inputs.queries().shape()[2] < agreed.lens[0] || agreed.sequences.is_ragged())?;
+        check_bias(rows, agreed)?;
+        if agreed.sequences.is_ragged() {
+            check_ragged(call, rows)?;
+        }
     }
     let part = |(part, mods): (&Part, &'a Mods<S, M>)| {
         let Rows { inputs, saved, gradients, .. } = &rows[part.number];
@@ -88,7 +95,6 @@ fn parts<'a, S: ScoreMod, M: MaskMod>(
         let state = make()?;
         if part.sequence.is_none() {
             state.check(gradients)?;
-            sums_over_all(gradients, inputs.queries().shape()[2] < agreed.lens[0])?;
         }
         Ok(RowPart::new(part, agreed.sequences.range(OF_KEYS, part.sequence), make, Some(state)))
     };
@@ -104,7 +110,8 @@ fn make<'a, S: ScoreMod, M: MaskMod>(
     mods: &'a Mods<S, M>,
 ) -> Result<Make<'a>, sdpa::Error> {
     let inputs = part.inputs(inputs)?;
-    let (attention, exec, first) = (call.aligned(part, &inputs, agreed)?, call.group.exec, part.range.start - part.first);
+    let (attention, exec, first) =
+        (call.aligned(part, &inputs, agreed)?, call.group.exec, part.range.start - part.first);
     let saved = match part.sequence {
         None => saved,
         Some(_) => rows_of(saved, part.range.start - part.begin..part.range.end - part.begin),
@@ -125,7 +132,6 @@ fn rows_of(saved: Saved<'_>, rows: Range<usize>) -> Saved<'_> {
 
 /// Checks what was saved of a stretch of rows of ragged sequences, and its gradients.
 fn check_ragged(call: &Call<'_, '_>, Rows { inputs, saved, gradients, .. }: &Rows<'_>) -> Result<(), sdpa::Error> {
-    sums_over_all(gradients, true)?;
     let (q, kv) = (inputs.queries(), inputs.key_values()?);
     let none = |shape: [usize; 4]| View::<f32>::bhld(&[], [shape[0], shape[1], 0, shape[3]]);
     let inputs = Inputs::new(q, none(kv.k_shape())?, none(kv.v_shape())?);
@@ -133,15 +139,51 @@ fn check_ragged(call: &Call<'_, '_>, Rows { inputs, saved, gradients, .. }: &Row
 }
 
 /// Refuses gradients that are sums over all rows, if these are but some, or of several sequences.
-fn sums_over_all(Gradients { sinks, slopes, scale, .. }: &Gradients<'_>, some: bool) -> Result<(), sdpa::Error> {
+fn check_sums(Gradients { sinks, slopes, scale, .. }: &Gradients<'_>, some: bool) -> Result<(), sdpa::Error> {
     let sums = [("dsinks", sinks.is_some()), ("dslopes", slopes.is_some()), ("dscale", scale.is_some())];
     match sums.into_iter().find(|(_, given)| *given && some) {
         None => Ok(()),
         Some((argument, _)) => {
-            let needs = "one stretch with all rows of sequences that are not ragged, over which it is a sum";
+            let needs = "one stretch with all rows, over which it is a sum, without ragged sequences";
             Err(sdpa::Error::Needs { argument, needs })
         }
     }
+}
+
+/// Refuses a gradient in the bias that does not fit, or is a sum over rows that are elsewhere or over all keys.
+fn check_bias(rows: &Rows<'_>, agreed: &Agreed) -> Result<(), sdpa::Error> {
+    let (Some(gradient), (bias, _)) = (&rows.dbias, rows.inputs.bias_and_mask()) else { return Ok(()) };
+    let (argument, refused) = ("dbias", |needs| Err(sdpa::Error::Needs { argument: "dbias", needs }));
+    let Some(shape) = bias.map(|bias| bias.shape()) else {
+        return refused("a bias, which the call does not have");
+    };
+    let sizes = gradient.shape().into_iter().zip(shape);
+    let mut named = ["batch", "heads", "rows", "columns"].into_iter().zip(sizes);
+    if let Some((what, (got, expected))) = named.find(|(_, (got, expected))| got != expected) {
+        return Err(sdpa::Error::Mismatch { argument, what, got, expected, of: "bias" });
+    }
+    let ([batch, _, of_bias, columns], n) = (shape, rows.inputs.queries().shape()[2]);
+    if columns == 1 {
+        return refused("a bias with more columns than one, which is of all keys");
+    }
+    // What a single row has may be one for all.
+    let of_all = agreed.ranks.iter().flat_map(|rank| &rank.facts).any(|(what, _)| what.starts_with(ONE_ROW));
+    let (is_one, ragged) = (of_bias == 1 && (n != 1 || of_all), agreed.sequences.is_ragged());
+    if is_one && (ragged || n < agreed.lens[0]) || ragged && batch != 1 {
+        return refused(
+            "a bias with a row for each row, or one stretch with all rows, over which it is a sum, without ragged sequences",
+        );
+    }
+    Ok(())
+}
+
+/// Makes room for the gradients in the bias that are wanted, of each stretch of rows.
+fn biases(rows: &[Rows<'_>]) -> Result<Vec<Option<Whole>>, Error> {
+    let room = |rows: &Rows<'_>| {
+        let shape = rows.dbias.as_ref().map(|dbias| dbias.shape());
+        shape.map(|shape| Ok(Whole::of(shape, Whole::room(shape)?))).transpose()
+    };
+    rows.iter().map(room).collect()
 }
 
 /// Makes room for the gradients in the queries of each stretch, if sequences are ragged.

@@ -140,7 +140,16 @@ mod tests {
     const COSTS: Costs = Costs { bytes: 1e9, latency: 1e-5, flops: 1e11 };
 
     fn prompt(rows: usize) -> Workload {
-        Workload { batch: 1, heads: [8, 8], dims: [64, 64], rows, keys: rows, visible: 1.0, bytes: [4; 3], options: [0; 2] }
+        Workload {
+            batch: 1,
+            heads: [8, 8],
+            dims: [64, 64],
+            rows,
+            keys: rows,
+            visible: 1.0,
+            bytes: [4; 3],
+            options: [0; 2],
+        }
     }
 
     #[test]

@@ -18,9 +18,7 @@ use crate::share::{Keys, Rows, Share};
 use crate::whole::{Whole, of_heads, pack, write};
 use core::cell::Cell;
 use core::ops::Range;
-use sdpa::{
-    Attention, Dtype, Inputs, MaskMod, Mods, Outputs, Run, ScoreMod, ViewMut, WeightMod,
-};
+use sdpa::{Attention, Dtype, Inputs, MaskMod, Mods, Outputs, Run, ScoreMod, ViewMut, WeightMod};
 use std::time::Instant;
 
 /// Queries, keys and values on their way to the ranks that compute their heads.

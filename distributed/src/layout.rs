@@ -184,7 +184,8 @@ mod tests {
         let sequences = Sequences::of(&[0, 1, 1, 2], &[0, 100, 100, 1300]).unwrap();
         let found = parcels(&parts(&sequences, &keys), PARCEL / 256);
         let ends: Vec<_> = found.iter().map(|p| (p.owner, p.rows.clone(), p.keys.end)).collect();
-        let first = [(0, 0..100, 100), (0, 100..356, 356), (0, 356..612, 612), (0, 612..868, 868), (0, 868..1000, 1000)];
+        let first =
+            [(0, 0..100, 100), (0, 100..356, 356), (0, 356..612, 612), (0, 612..868, 868), (0, 868..1000, 1000)];
         assert_eq!(ends, [&first[..], &[(1, 0..124, 1124), (1, 124..200, 1200), (0, 0..100, 1300)]].concat());
     }
 

@@ -70,9 +70,10 @@ impl<'a> Parts<'a> {
     /// Completes the results of the sequence that ends with these keys, if one does.
     pub(crate) fn after(&mut self, keys: &Range<usize>) -> Result<(), Error> {
         let Self { parts, results: Some(results), left } = self else { return Ok(()) };
-        parts.iter_mut().filter(|part| part.keys.end == keys.end && !part.keys.is_empty()).try_for_each(|part| {
-            complete(part, results, left)
-        })
+        parts
+            .iter_mut()
+            .filter(|part| part.keys.end == keys.end && !part.keys.is_empty())
+            .try_for_each(|part| complete(part, results, left))
     }
 
     /// Writes the outputs of all stretches. Returns memory for the states of a later call.

@@ -17,7 +17,8 @@ use crate::whole::Whole;
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, AttnState, Dtype, Exec, Inputs, KvShape, MaskMod, Mods, Outputs, ScoreMod, StateMemory, WeightMod,
+    Alignment, Attention, AttnState, Dtype, Exec, Inputs, KvShape, MaskMod, Mods, Outputs, ScoreMod, StateMemory,
+    WeightMod,
 };
 
 /// A call that begins.
@@ -40,6 +41,8 @@ pub(crate) struct Agreed {
     pub(crate) rows: Vec<Part>,
     pub(crate) keys: Vec<Part>,
     pub(crate) sequences: Sequences,
+    /// What each rank says.
+    pub(crate) ranks: Vec<Description>,
     /// `None` if no rank has keys.
     pub(crate) sizes: Option<Sizes>,
     /// Query heads; `None` if no rank has rows.
@@ -101,7 +104,8 @@ impl<'c> Call<'_, 'c> {
         let sequences = Sequences::agreed(&all, lens)?;
         let parts = |of, stretches: &[Stretch]| stretches.iter().flat_map(|all| sequences.parts(of, all)).collect();
         let (rows, keys) = (parts(OF_ROWS, &rows), parts(OF_KEYS, &keys));
-        Ok(Agreed { lens, rows, keys, sequences, sizes: sizes(&all), heads: said(&all, "query heads") })
+        let (sizes, heads) = (sizes(&all), said(&all, "query heads"));
+        Ok(Agreed { lens, rows, keys, sequences, ranks: all, sizes, heads })
     }
 
     /// Replaces this rank's own refusal by its reason.
@@ -125,13 +129,17 @@ impl<'c> Call<'_, 'c> {
         'c: 'a,
     {
         let (ragged, mut needed) = (agreed.sequences.is_ragged(), vec![false; parcels.len()]);
-        let results = if ragged { Some(rows.iter().map(|rows| self.results(rows)).collect::<Result<_, _>>()?) } else { None };
+        let results =
+            if ragged { Some(rows.iter().map(|rows| self.results(rows)).collect::<Result<_, _>>()?) } else { None };
         let mut parts = Vec::new();
         for (part, mods) in own.iter().zip(mods) {
             let Rows { inputs, outputs, .. } = &rows[part.number];
-            let (make, keys) = (self.make(part, *inputs, agreed, mods)?, agreed.sequences.range(OF_KEYS, part.sequence));
+            let (make, keys) =
+                (self.make(part, *inputs, agreed, mods)?, agreed.sequences.range(OF_KEYS, part.sequence));
             let state = make(left.pop().unwrap_or_default())?;
-            for (parcel, needed) in parcels.iter().zip(&mut needed).filter(|(parcel, _)| keys.contains(&parcel.keys.start)) {
+            for (parcel, needed) in
+                parcels.iter().zip(&mut needed).filter(|(parcel, _)| keys.contains(&parcel.keys.start))
+            {
                 *needed |= state.sees(parcel.keys.start - keys.start..parcel.keys.end - keys.start);
             }
             if !ragged {

@@ -119,7 +119,10 @@ mod tests {
         let sequences = Sequences::of(&[0, 3, 3, 7], &[0, 0, 5, 6]).unwrap();
         let cut = |of, range| {
             let parts = sequences.parts(of, &Stretch { rank: 2, number: 1, range });
-            parts.into_iter().map(|part| (part.sequence.unwrap(), part.range, part.begin, part.first)).collect::<Vec<_>>()
+            parts
+                .into_iter()
+                .map(|part| (part.sequence.unwrap(), part.range, part.begin, part.first))
+                .collect::<Vec<_>>()
         };
         assert_eq!(cut(OF_ROWS, 2..6), [(0, 2..3, 2, 0), (2, 3..6, 2, 3)]);
         assert_eq!(cut(OF_ROWS, 3..7), [(2, 3..7, 3, 3)]);

@@ -86,12 +86,7 @@ impl Advance for Wait<'_> {
 }
 
 impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
-    pub(crate) fn new(
-        group: &'r Group<'c>,
-        parts: Parts<'a>,
-        own: &'r [Keys<'a>],
-        memory: &'r mut Memory,
-    ) -> Self {
+    pub(crate) fn new(group: &'r Group<'c>, parts: Parts<'a>, own: &'r [Keys<'a>], memory: &'r mut Memory) -> Self {
         Self { group, parts, own, memory, window: VecDeque::new(), computed: 0, report: Report::default() }
     }
 
@@ -182,11 +177,12 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
         if step.needed {
             let kv = own.or_else(|| self.window.get(self.computed).and_then(Travelling::tensors));
             let Some([k, v]) = kv else { unreachable!("the parcel was waited for") };
-            let push = || {
-                states.iter_mut().try_for_each(|(state, keys)| {
-                    if state.sees(keys.clone()) { state.push(k, v) } else { state.skip(n) }
-                })
-            };
+            let push =
+                || {
+                    states.iter_mut().try_for_each(|(state, keys)| {
+                        if state.sees(keys.clone()) { state.push(k, v) } else { state.skip(n) }
+                    })
+                };
             beside(self.group.pool, &self.window, push)?;
             self.report.computed += n;
             self.report.computing += begin.elapsed();

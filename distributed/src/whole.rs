@@ -117,10 +117,22 @@ impl Whole {
     }
 
     /// Returns some of the rows, to be written, of elements that are `f32`.
-    pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Result<ViewMut<'_, f32>, sdpa::LayoutError> {
-        let (offset, shape, strides) = of_rows(self.shape, rows);
+    pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Result<ViewMut<'_>, sdpa::LayoutError> {
+        let columns = 0..self.shape[3];
+        self.part_mut(rows, columns)
+    }
+
+    /// Returns some columns of some rows, to be written, of elements that are `f32`.
+    pub(crate) fn part_mut(
+        &mut self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Result<ViewMut<'_>, sdpa::LayoutError> {
+        let [batch, heads, all, dim] = self.shape;
+        let strides = [heads * all * dim, all * dim, dim, 1].map(|stride| stride as isize);
+        let offset = if rows.is_empty() || columns.is_empty() { 0 } else { rows.start * dim + columns.start };
         let floats = if let Elements::F32(floats) = &mut self.elements { &mut floats[..] } else { &mut [] };
-        ViewMut::from_strides(floats, offset, shape, strides)
+        ViewMut::from_strides(floats, offset, [batch, heads, rows.len(), columns.len()], strides)
     }
 
     /// Returns the elements, if they are `f32`; none otherwise.
@@ -180,12 +192,6 @@ fn len(shape: [usize; 4]) -> Result<usize, sdpa::Error> {
 pub(crate) fn of_heads([batch, all, rows, dim]: [usize; 4], heads: Range<usize>) -> (usize, [usize; 4], [isize; 4]) {
     let strides = [all * rows * dim, rows * dim, dim, 1].map(|stride| stride as isize);
     (heads.start * rows * dim, [batch, heads.len(), rows, dim], strides)
-}
-
-/// Returns offset, shape and strides of some rows of a dense tensor.
-fn of_rows([batch, heads, all, dim]: [usize; 4], rows: Range<usize>) -> (usize, [usize; 4], [isize; 4]) {
-    let strides = [heads * all * dim, all * dim, dim, 1].map(|stride| stride as isize);
-    (if rows.is_empty() { 0 } else { rows.start * dim }, [batch, heads, rows.len(), dim], strides)
 }
 
 /// Places some rows of some heads, and returns the bytes that are left.

@@ -35,6 +35,13 @@ impl<'a> RowPart<'a> {
         Ok(self.state.insert(state.map_or_else(&self.make, Ok)?))
     }
 
+    /// Returns the gradient in the bias of these rows and of some keys of their sequence, in that of their stretch.
+    pub(crate) fn dbias<'w>(&self, whole: &'w mut Whole, keys: Range<usize>) -> Result<ViewMut<'w>, sdpa::LayoutError> {
+        let [.., rows, columns] = whole.shape();
+        let rows = if rows == 1 { 0..1 } else { self.rows.clone() };
+        whole.part_mut(rows, keys.start.min(columns)..keys.end.min(columns))
+    }
+
     /// Takes the state with all keys passed over that are left.
     fn ended(&mut self) -> Result<BackwardState<'a>, sdpa::Error> {
         let n = self.keys.len();
@@ -52,6 +59,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) empty: Vec<RowPart<'a>>,
     /// Gradients in the queries of each stretch, if sequences are ragged.
     pub(crate) results: Option<Vec<Whole>>,
+    /// Gradients in the bias of each stretch, if they are wanted.
+    pub(crate) biases: Vec<Option<Whole>>,
 }
 
 impl<'a> Parts<'a> {
@@ -80,7 +89,11 @@ impl<'a> Parts<'a> {
     }
 
     /// Writes the gradients of all stretches; if no rank has keys, zeros.
-    pub(crate) fn write(mut self, gradients: Vec<Gradients<'_>>, keys: usize) -> Result<(), Error> {
+    pub(crate) fn write(mut self, mut gradients: Vec<Gradients<'_>>, keys: usize) -> Result<(), Error> {
+        for (gradients, whole) in gradients.iter_mut().zip(&self.biases) {
+            let bias = gradients.bias.take().zip(whole.as_ref());
+            bias.into_iter().for_each(|(to, whole)| copy(whole.floats(), to.into()));
+        }
         let left: Vec<usize> = self.numbered.keys().copied().collect();
         left.into_iter().try_for_each(|number| self.complete(number))?;
         let Some(results) = self.results else {

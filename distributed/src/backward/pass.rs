@@ -101,11 +101,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
     }
 
     /// Writes the gradients, of each stretch of rows and of keys.
-    pub(crate) fn write(
-        self,
-        of_rows: Vec<Gradients<'_>>,
-        dkv: Vec<[TensorMut<'_>; 2]>,
-    ) -> Result<Report, Error> {
+    pub(crate) fn write(self, of_rows: Vec<Gradients<'_>>, dkv: Vec<[TensorMut<'_>; 2]>) -> Result<Report, Error> {
         let (mut report, begin) = (self.report, Instant::now());
         let keys = self.plan.parcels.last().map_or(0, |last| last.keys.end);
         self.parts.write(of_rows, keys)?;
@@ -272,10 +268,16 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
             unreachable!("the keys were waited for")
         };
         let Blocks { keys, first, .. } = &plan.parcels[parcel];
-        let (state, first) = (part.state()?, keys.start - first);
+        let keys = keys.start - first..keys.end - first;
+        let whole = self.parts.biases[part.stretch].as_mut();
+        let dbias = whole.map(|whole| part.dbias(whole, keys.clone())).transpose()?;
+        let state = part.state()?;
         beside(self.group.pool, &self.flight, || {
-            state.skip(first - state.len())?;
-            state.push(k, v, &mut sums)
+            state.skip(keys.start - state.len())?;
+            match dbias {
+                Some(dbias) => state.push_biased(k, v, &mut sums, dbias),
+                None => state.push(k, v, &mut sums),
+            }
         })?;
         if plan.chains.ends(task) {
             self.parts.complete(stretch)?;

@@ -76,7 +76,11 @@ impl Form {
 
     /// Bytes of `n` rows, for some number of query heads.
     pub(crate) fn bytes(&self, n: usize, heads: usize) -> usize {
-        if self.travels { self.batch * self.heads(0..heads).len() * n * self.columns * self.dtype.map_or(1, Dtype::bytes) } else { 0 }
+        if self.travels {
+            self.batch * self.heads(0..heads).len() * n * self.columns * self.dtype.map_or(1, Dtype::bytes)
+        } else {
+            0
+        }
     }
 
     /// Returns true if all query heads share it.

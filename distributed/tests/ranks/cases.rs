@@ -98,11 +98,9 @@ impl Shared {
         full
     }
 
-    /// The options that some rows have.
-    pub(crate) fn part(&self, rows: &Range<usize>) -> Case {
-        let case = &self.case;
-        // Rows of ragged sequences lie end to end, as they do in the queries.
-        let cut = |x: &Tensor| match (&case.ragged, x.shape) {
+    /// The rows of a bias or mask that belong to some of the call: those of ragged sequences lie end to end, as in the queries.
+    pub(crate) fn cut(&self, x: &Tensor, rows: &Range<usize>) -> Tensor {
+        match (&self.case.ragged, x.shape) {
             (_, [_, _, 1, _]) => x.clone(),
             (None, _) => x.rows(rows.clone()),
             (Some([ends, _]), [batch, heads, _, columns]) => {
@@ -111,7 +109,13 @@ impl Shared {
                     x.get([if batch == 1 { 0 } else { sequence }, h, rows.start + l - ends[sequence], j])
                 })
             }
-        };
+        }
+    }
+
+    /// The options that some rows have.
+    pub(crate) fn part(&self, rows: &Range<usize>) -> Case {
+        let case = &self.case;
+        let cut = |x: &Tensor| self.cut(x, rows);
         Case {
             q: case.q.rows(rows.clone()),
             bias: case.bias.as_ref().map(|bias| Rounded::new(&cut(&bias.wide), bias.dtype())),

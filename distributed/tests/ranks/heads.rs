@@ -46,7 +46,11 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
     // A mask that all heads share goes to every other rank, and one of each head to the rank that computes it.
     let rows = N * size * N;
     for (heads, n) in [(1, N), (size, N)] {
-        assert_eq!(moved_by_one_call(world, Some([heads, n])), (size - 1) * (of_head + rows), "a mask of {heads} heads");
+        assert_eq!(
+            moved_by_one_call(world, Some([heads, n])),
+            (size - 1) * (of_head + rows),
+            "a mask of {heads} heads"
+        );
     }
     assert_eq!(moved_by_one_call(world, Some([1, 1])), (size - 1) * of_head, "a row for all, which every rank has");
     println!("{rank}: {FINE}");
