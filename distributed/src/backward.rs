@@ -43,7 +43,7 @@ pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
         let seen = Parts::seen(&mut parts, &own_rows, &parcels)?;
         Ok((parts, seen))
     });
-    let (parts, chains) = seen(call, parts, &agreed.rows, (&own_rows, &parcels))?;
+    let (parts, chains) = seen(call, parts, &agreed.rows, &own_rows, &parcels)?;
     let (results, biases) = (results(&rows, &agreed)?, biases(&rows)?);
     let mut all = Parts { numbered: BTreeMap::new(), empty: Vec::new(), results, biases };
     for (part, own) in parts.into_iter().zip(&own_rows) {
@@ -91,7 +91,7 @@ fn parts<'a, S: ScoreMod, M: MaskMod>(
     }
     let part = |(part, mods): (&Part, &'a Mods<S, M>)| {
         let Rows { inputs, saved, gradients, .. } = &rows[part.number];
-        let make = make(call, part, (*inputs, *saved), agreed, mods)?;
+        let make = make(call, part, *inputs, *saved, agreed, mods)?;
         let state = make()?;
         if part.sequence.is_none() {
             state.check(gradients)?;
@@ -105,7 +105,8 @@ fn parts<'a, S: ScoreMod, M: MaskMod>(
 fn make<'a, S: ScoreMod, M: MaskMod>(
     call: &Call<'_, 'a>,
     part: &Part,
-    (inputs, saved): (Inputs<'a>, Saved<'a>),
+    inputs: Inputs<'a>,
+    saved: Saved<'a>,
     agreed: &Agreed,
     mods: &'a Mods<S, M>,
 ) -> Result<Make<'a>, sdpa::Error> {
@@ -200,7 +201,8 @@ fn seen<'a>(
     call: &Call<'_, '_>,
     parts: Result<(Vec<RowPart<'a>>, Vec<bool>), sdpa::Error>,
     rows: &[Part],
-    (own, parcels): (&[Part], &[Blocks]),
+    own: &[Part],
+    parcels: &[Blocks],
 ) -> Result<(Vec<RowPart<'a>>, Chains), Error> {
     const WHAT: &str = "which keys it needs";
     let mut description = Description::default();

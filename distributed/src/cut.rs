@@ -1,7 +1,8 @@
 //! Cut by heads: which rank computes which heads, and how much of a call each has.
 
-use crate::description::Description;
-use crate::heads::options::{Form, forms};
+use crate::description::{Description, said};
+use crate::forms::{Form, forms};
+use crate::sequences::Sequences;
 use crate::split::Split;
 use crate::workload::Workload;
 use core::ops::Range;
@@ -52,7 +53,8 @@ impl Cut {
     }
 
     pub(crate) fn workload(&self, rows: usize, keys: usize) -> Workload {
-        let visible = if said(&self.ranks, "causal rule") == "causal" { 0.5 } else { 1.0 };
+        let causal = if said(&self.ranks, "causal rule") == "causal" { 0.5 } else { 1.0 };
+        let visible = causal * Sequences::share_of_pairs(&self.ranks);
         let (dims, bytes) = ([self.dims[0], self.dims[2]], self.dtypes.map(|dtype| dtype.bytes()));
         let options = [false, true].map(|shared| {
             let forms = self.forms.iter().flatten().filter(|form| form.is_shared() == shared);
@@ -73,10 +75,4 @@ impl Cut {
     pub(crate) fn elements(&self, which: usize, n: usize, rank: usize) -> usize {
         self.batch * self.heads_of(rank)[which].len() * n * self.dims[which]
     }
-}
-
-/// Returns what the first rank that knows says of something.
-pub(crate) fn said<'d>(ranks: &'d [Description], name: &str) -> &'d str {
-    let mut facts = ranks.iter().flat_map(|rank| &rank.facts);
-    facts.find(|(what, _)| what == name).map_or("", |(_, value)| value)
 }

@@ -105,6 +105,12 @@ pub(crate) fn agree(description: &[Description]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Returns what the first rank that knows says of something.
+pub(crate) fn said<'d>(ranks: &'d [Description], name: &str) -> &'d str {
+    let mut facts = ranks.iter().flat_map(|rank| &rank.facts);
+    facts.find(|(what, _)| what == name).map_or("", |(_, value)| value)
+}
+
 #[cfg(test)]
 #[allow(clippy::single_range_in_vec_init, reason = "stretches are ranges, and a rank may have one")]
 mod tests {

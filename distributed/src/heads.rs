@@ -1,16 +1,17 @@
 //! One call cut by heads: each rank gets all rows and keys of some heads, computes them as one machine does, and sends the
 //! results to the ranks that have their rows (DeepSpeed-Ulysses, arXiv:2309.14509).
 
-pub(crate) mod options;
+mod options;
 
 use crate::agreement::agreement;
 use crate::all_to_all::{Messages, all_to_all};
 use crate::cut::Cut;
 use crate::description::Description;
 use crate::error::Error;
+use crate::forms::describe;
 use crate::functions::{FromHead, given};
 use crate::group::Group;
-use crate::heads::options::{Options, describe};
+use crate::heads::options::Options;
 use crate::layout::{KEYS, ROWS, in_order};
 use crate::prompt::check_outputs;
 use crate::report::Report;

@@ -141,10 +141,17 @@ pub fn zigzag(tokens: usize, rank: usize, ranks: usize) -> [Range<usize>; 2] {
 #[allow(clippy::single_range_in_vec_init, reason = "stretches are ranges, and a rank may have one")]
 mod tests {
     use super::*;
-    use crate::sequences::{OF_KEYS, Sequences};
 
-    fn parts(sequences: &Sequences, keys: &[Stretch]) -> Vec<Part> {
-        keys.iter().flat_map(|stretch| sequences.parts(OF_KEYS, stretch)).collect()
+    fn parts(keys: &[Stretch]) -> Vec<Part> {
+        let part = |Stretch { rank, number, range }: &Stretch| Part {
+            rank: *rank,
+            number: *number,
+            begin: range.start,
+            range: range.clone(),
+            sequence: None,
+            first: 0,
+        };
+        keys.iter().map(part).collect()
     }
 
     fn all(of_ranks: &[Vec<Range<usize>>]) -> Result<Vec<Stretch>, Error> {
@@ -166,7 +173,7 @@ mod tests {
     fn parcels_hold_every_key_once_and_end_at_whole_blocks() {
         let keys = all(&[vec![0..1000, 5000..5001], vec![1000..5000]]).unwrap();
         for bytes in [1, 16 << 10, 40 << 10, 1 << 20, usize::MAX] {
-            let parcels = parcels(&parts(&Sequences::default(), &keys), bytes);
+            let parcels = parcels(&parts(&keys), bytes);
             let mut next = 0;
             for Parcel { keys, rows, .. } in &parcels {
                 assert_eq!((keys.start, keys.len()), (next, rows.len()));
@@ -176,17 +183,6 @@ mod tests {
             assert_eq!(next, 5001);
             assert!(parcels.iter().all(|p| p.keys.end % 256 == 0 || [1000, 5000, 5001].contains(&p.keys.end)));
         }
-    }
-
-    #[test]
-    fn parcels_end_with_sequences_and_count_blocks_from_their_first_key() {
-        let keys = all(&[vec![0..1000, 1200..1300], vec![1000..1200]]).unwrap();
-        let sequences = Sequences::of(&[0, 1, 1, 2], &[0, 100, 100, 1300]).unwrap();
-        let found = parcels(&parts(&sequences, &keys), PARCEL / 256);
-        let ends: Vec<_> = found.iter().map(|p| (p.owner, p.rows.clone(), p.keys.end)).collect();
-        let first =
-            [(0, 0..100, 100), (0, 100..356, 356), (0, 356..612, 612), (0, 612..868, 868), (0, 868..1000, 1000)];
-        assert_eq!(ends, [&first[..], &[(1, 0..124, 1124), (1, 124..200, 1200), (0, 0..100, 1300)]].concat());
     }
 
     #[test]

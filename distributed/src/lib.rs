@@ -18,6 +18,7 @@ mod description;
 mod error;
 mod exchange;
 mod forecast;
+mod forms;
 mod functions;
 mod group;
 mod heads;

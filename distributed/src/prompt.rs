@@ -17,8 +17,7 @@ use crate::whole::Whole;
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, AttnState, Dtype, Exec, Inputs, KvShape, MaskMod, Mods, Outputs, ScoreMod, StateMemory,
-    WeightMod,
+    Alignment, Attention, AttnState, Dtype, Exec, Inputs, KvShape, MaskMod, Mods, Outputs, ScoreMod, WeightMod,
 };
 
 /// A call that begins.
@@ -61,10 +60,9 @@ impl<'c> Call<'_, 'c> {
         let stretches = rows.iter().map(|rows| (rows.first, rows.inputs.queries().shape()[2]));
         let own = agreed.own_rows(self.group.comm.rank, stretches);
         let shifted: Vec<_> = own.iter().map(|part| from_row(mods, agreed.place(part))).collect();
-        let memory = &mut *self.memory.borrow_mut();
         let parcels = agreed.sizes.map_or(Vec::new(), |sizes| parcels(&agreed.keys, sizes.bytes()));
-        let left = std::mem::take(&mut memory.states);
-        let (parts, steps) = self.steps(self.parts(&rows, own, &shifted, (&agreed, left), &parcels), &parcels)?;
+        let (parts, steps) = self.steps(self.parts(&rows, own, &shifted, &agreed, &parcels), &parcels)?;
+        let memory = &mut *self.memory.borrow_mut();
         let mut stream = Stream::new(self.group, parts, &keys, memory);
         if let Some(sizes) = agreed.sizes {
             self.streams.set(true);
@@ -122,12 +120,13 @@ impl<'c> Call<'_, 'c> {
         rows: &[Rows<'a>],
         own: Vec<Part>,
         mods: &'a [Mods<S, M>],
-        (agreed, mut left): (&Agreed, Vec<StateMemory>),
+        agreed: &Agreed,
         parcels: &[Parcel],
     ) -> Result<(Parts<'a>, Vec<bool>), sdpa::Error>
     where
         'c: 'a,
     {
+        let mut left = std::mem::take(&mut self.memory.borrow_mut().states);
         let (ragged, mut needed) = (agreed.sequences.is_ragged(), vec![false; parcels.len()]);
         let results =
             if ragged { Some(rows.iter().map(|rows| self.results(rows)).collect::<Result<_, _>>()?) } else { None };

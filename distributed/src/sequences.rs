@@ -61,6 +61,14 @@ impl Sequences {
         Ok(sequences)
     }
 
+    /// Returns the share of all pairs of rows and keys that are of one sequence.
+    pub(crate) fn share_of_pairs(all: &[Description]) -> f64 {
+        let named = all.iter().find(|description| !description.sequences.is_empty());
+        let ends = named.map_or(&[][..], |description| &description.sequences);
+        let pairs = ends.windows(2).map(|ends| (ends[1][0] - ends[0][0]) as f64 * (ends[1][1] - ends[0][1]) as f64);
+        ends.last().map_or(1.0, |&[rows, keys]| pairs.sum::<f64>() / (rows as f64 * keys as f64).max(1.0))
+    }
+
     pub(crate) fn ends(&self) -> &[[usize; 2]] {
         &self.0
     }
@@ -113,6 +121,7 @@ impl Sequences {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::{PARCEL, parcels};
 
     #[test]
     fn stretches_are_cut_where_sequences_end() {
@@ -143,5 +152,21 @@ mod tests {
         assert!(Sequences::agreed(&all, [9, 3]).unwrap_err().to_string().contains("ragged k"));
         assert_eq!(Sequences::agreed(&all, [9, 2]).unwrap().count(), 1);
         assert!(!Sequences::agreed(&all[..1], [9, 2]).unwrap().is_ragged());
+        assert_eq!(Sequences::share_of_pairs(&all[..1]), 1.0);
+        let two = Description { sequences: vec![[0, 0], [4, 1], [8, 2]], ..Description::default() };
+        assert_eq!(Sequences::share_of_pairs(&[two]), 0.5);
+    }
+
+    #[test]
+    fn parcels_end_with_sequences_and_count_blocks_from_their_first_key() {
+        let stretch = |rank, number, range| Stretch { rank, number, range };
+        let keys = [stretch(0, 0, 0..1000), stretch(1, 0, 1000..1200), stretch(0, 1, 1200..1300)];
+        let sequences = Sequences::of(&[0, 1, 1, 2], &[0, 100, 100, 1300]).unwrap();
+        let parts: Vec<_> = keys.iter().flat_map(|stretch| sequences.parts(OF_KEYS, stretch)).collect();
+        let found = parcels(&parts, PARCEL / 256);
+        let ends: Vec<_> = found.iter().map(|p| (p.owner, p.rows.clone(), p.keys.end)).collect();
+        let first =
+            [(0, 0..100, 100), (0, 100..356, 356), (0, 356..612, 612), (0, 612..868, 868), (0, 868..1000, 1000)];
+        assert_eq!(ends, [&first[..], &[(1, 0..124, 1124), (1, 124..200, 1200), (0, 0..100, 1300)]].concat());
     }
 }

@@ -50,6 +50,9 @@ impl<'a> Share<'a> {
     /// Adds a stretch of query rows, the first of which is row `first` of the call. Biases and masks of the inputs have
     /// these rows (or one, for all) and the columns of all keys; slopes, sinks and lengths are those of the call. Of the
     /// keys and values of the inputs only the shapes are taken: they may have no rows.
+    ///
+    /// Rows and keys of [ragged](Inputs::ragged) sequences lie end to end over all stretches, and the ends are those of the call.
+    /// Biases and masks then have batch 1 and these rows, or one row for all and batch 1 or as many as sequences.
     #[must_use]
     pub fn rows(mut self, first: usize, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Self {
         self.rows.push(Rows { first, inputs, outputs });

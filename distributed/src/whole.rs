@@ -172,7 +172,7 @@ impl Whole {
         at: impl Fn(usize, usize) -> [usize; 2],
         bytes: &'b [u8],
     ) -> &'b [u8] {
-        any!(&mut self.elements, |x| place_rows(x, self.shape, (batch, rows), at, bytes))
+        any!(&mut self.elements, |x| place_rows(x, self.shape, batch, rows, at, bytes))
     }
 
     /// Places all rows of some heads, and returns the bytes that are left.
@@ -216,7 +216,8 @@ fn place<'b, T: Bytes>(
 pub(crate) fn place_rows<'b, T: Bytes>(
     to: &mut [T],
     [_, heads, all_rows, dim]: [usize; 4],
-    (batch, rows): (usize, Range<usize>),
+    batch: usize,
+    rows: Range<usize>,
     at: impl Fn(usize, usize) -> [usize; 2],
     mut bytes: &'b [u8],
 ) -> &'b [u8] {

@@ -11,7 +11,9 @@ use crate::state::parted_call::{PartedCall, check_room};
 use crate::threads::exec::Exec;
 use crate::threads::run::Run;
 use core::ops::Range;
-use sdpa_kernels::{Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, ViewMut, WeightMod};
+use sdpa_kernels::{
+    Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, ViewMut, WeightMod,
+};
 
 /// Backward pass of query rows whose keys arrive in parts: push the keys in order, then write the gradients of the rows.
 ///
@@ -164,7 +166,10 @@ impl<'a> BackwardState<'a> {
         dbias: ViewMut<'_>,
     ) -> Result<(), Error> {
         if self.call.inputs.shape_of("bias").is_some_and(|[.., columns]| columns == 1) {
-            return Err(Error::Needs { argument: "dbias", needs: "a bias with more columns than one, which is of all keys" });
+            return Err(Error::Needs {
+                argument: "dbias",
+                needs: "a bias with more columns than one, which is of all keys",
+            });
         }
         self.pushed([k.into(), v.into()], sums, Gradients::new().bias(dbias))
     }

@@ -96,9 +96,8 @@ impl<'a> Inputs<'a> {
     #[must_use]
     pub fn with_bias_and_mask(self, bias: Option<Tensor<'a>>, mask: Option<View<'a, u8>>) -> Self {
         let with_bias = |given: Covered<Tensor<'a>>| Covered { of: bias.unwrap_or(given.of), ..given };
-        let with_mask = |given: Covered<Mask<'a>>| {
-            Covered { of: mask.map_or(given.of, |mask| given.of.with_view(mask)), ..given }
-        };
+        let with_mask =
+            |given: Covered<Mask<'a>>| Covered { of: mask.map_or(given.of, |mask| given.of.with_view(mask)), ..given };
         Self { bias: self.bias.map(with_bias), mask: self.mask.map(with_mask), ..self }
     }
 
@@ -187,9 +186,7 @@ impl<'a> Inputs<'a> {
         self.bias.map_or(Ok(()), |Covered { of, cover }| fits("bias", of.shape(), cover))?;
         self.mask.map_or(Ok(()), |Covered { of, cover }| fits("mask", of.view().shape(), cover))?;
         let of_all = |n: usize, some: Range<usize>| if n == 1 { 0..1 } else { some };
-        let part = |[batch, _, all, _]: [usize; 4]| {
-            (of_all(batch, sequence..sequence + 1), of_all(all, rows.clone()))
-        };
+        let part = |[batch, _, all, _]: [usize; 4]| (of_all(batch, sequence..sequence + 1), of_all(all, rows.clone()));
         let (bias, mask) = self.bias_and_mask();
         let bias = bias.and_then(|of| {
             let (batch, rows) = part(of.shape());

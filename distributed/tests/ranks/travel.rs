@@ -16,14 +16,15 @@ const SHARD: usize = 2 * N * DIM * size_of::<f32>();
 
 /// One call, in which a rank has the rows and keys of these stretches.
 fn call(ranks: &Ranks<'_>, attention: Attention, lens: Option<&[usize]>, stretches: &[Range<usize>]) -> Report {
-    of_sequences(ranks, attention, (lens, None), stretches)
+    of_sequences(ranks, attention, lens, None, stretches)
 }
 
 /// One call, perhaps with lengths or with ends of ragged sequences.
 fn of_sequences(
     ranks: &Ranks<'_>,
     attention: Attention,
-    (lens, ends): (Option<&[usize]>, Option<&[usize]>),
+    lens: Option<&[usize]>,
+    ends: Option<&[usize]>,
     stretches: &[Range<usize>],
 ) -> Report {
     let of = |rows: &Range<usize>| vec![0.5f32; rows.len() * DIM];
@@ -60,7 +61,7 @@ pub(crate) fn run(world: &SimpleCommunicator) {
     let below = plain.causal().align(Alignment::Offset(-((size * N) as isize)));
     assert_eq!(received(below, None, own), 0, "no row sees a key");
     // Ragged sequences of a rank each: nothing travels. From half to half: halves of neighbours.
-    let ragged = |attention, ends: &[usize]| of_sequences(&ranks, attention, (None, Some(ends)), own);
+    let ragged = |attention, ends: &[usize]| of_sequences(&ranks, attention, None, Some(ends), own);
     let ends: Vec<_> = (0..=size).map(|rank| rank * N).collect();
     let Report { sent, received, computed, hidden, .. } = ragged(plain, &ends);
     assert_eq!([sent, received, computed, hidden], [0, 0, N, (size - 1) * N], "ragged sequences");
