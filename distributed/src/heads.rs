@@ -133,9 +133,10 @@ impl Call<'_, '_> {
         let keys = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
         let [rows, keys] = [rows, keys].map(|stretches| stretches.last().map_or(0, |last| last.range.end));
         let cut = Cut::new(all);
+        let options = Options::new(&cut, rank, [rows, keys])?;
         let mut report = Report { computed: keys, ..Report::default() };
         self.streams.set(true);
-        let whole = self.gather(&cut, &share, [rows, keys, keys], &mut report)?;
+        let whole = self.gather(&cut, &share, [rows, keys, keys], options, &mut report)?;
         self.streams.set(false);
         let begin = Instant::now();
         let results = self.compute(&cut, &share, &whole, mods);
@@ -183,12 +184,12 @@ impl Call<'_, '_> {
         cut: &Cut,
         Share { rows, keys }: &Share<'_>,
         lens: [usize; 3],
+        options: Options,
         report: &mut Report,
     ) -> Result<([Whole; 3], Options), Error> {
         let rank = self.group.comm.rank;
         let heads = cut.heads_of(rank);
         let whole = |i: usize| Whole::new([cut.batch, heads[i].len(), lens[i], cut.dims[i]], cut.dtypes[i]);
-        let options = Options::new(cut, rank, [lens[0], lens[1]])?;
         let mut there = There { cut, rank, rows, keys, whole: [whole(0)?, whole(1)?, whole(2)?], options };
         report.held = there.whole.iter().map(Whole::bytes).sum::<usize>() + there.options.bytes();
         all_to_all(self.group, &mut there, report, [0, lens[1]])?;

@@ -28,7 +28,7 @@ pub struct Workload {
     pub rows: usize,
     /// Keys of all ranks.
     pub keys: usize,
-    /// Share of the pairs of rows and keys that are seen: 1, or about ½ under a causal rule.
+    /// Share of the pairs of rows and keys that are seen: 1, or about ½ under a causal rule; less for ragged sequences.
     pub visible: f64,
     /// Bytes of an element of queries, keys and values.
     pub bytes: [usize; 3],

@@ -170,7 +170,7 @@ impl<'a> Inputs<'a> {
                 return Err(Error::Entry { argument: "kv_lens", index: sequence, got, bound, limit, of });
             }
         }
-        let longest = (0..sequences).map(len).max().unwrap_or(0);
+        let longest = || (0..sequences).map(len).max().unwrap_or(0);
         let fits = |argument, [batch, _, all, columns]: [usize; 4], cover| {
             if all != 1 {
                 same(argument, "rows", all, self.q.shape()[2], "q")?;
@@ -180,7 +180,7 @@ impl<'a> Inputs<'a> {
             }
             match (cover, columns) {
                 (Cover::FirstKeys, _) | (_, 1) => Ok(()),
-                _ => same(argument, "columns", columns, longest, "k (keys of the longest sequence)"),
+                _ => same(argument, "columns", columns, longest(), "k (keys of the longest sequence)"),
             }
         };
         self.bias.map_or(Ok(()), |Covered { of, cover }| fits("bias", of.shape(), cover))?;
