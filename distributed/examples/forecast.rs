@@ -59,6 +59,7 @@ fn main() -> Done {
         keys,
         visible: 0.5,
         bytes: [element; 3],
+        options: [0; 2],
     };
     println!("seconds by rows / by heads; * marks the shorter\n");
     println!("| keys | Gbit/s | 2 ranks | 4 ranks | 8 ranks | 16 ranks | 32 ranks | 64 ranks |");

@@ -2,22 +2,26 @@
 
 pub(crate) mod chains;
 mod flight;
+mod parts;
 mod pass;
 pub(crate) mod share;
 
 use crate::backward::chains::{Blocks, Chains, blocks};
+use crate::backward::parts::{Make, Parts, RowPart};
 use crate::backward::pass::{Pass, Plan};
-use crate::backward::share::{BackwardShare, Rows};
+use crate::backward::share::{BackwardShare, ONE_ROW, Rows};
 use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::{blaming, exchange};
 use crate::functions::{from_row, given};
-use crate::layout::Stretch;
+use crate::layout::Part;
 use crate::parcel::Sizes;
-use crate::prompt::{Agreed, Call};
+use crate::prompt::{Agreed, Call, ranges};
 use crate::report::Report;
+use crate::sequences::OF_KEYS;
+use crate::whole::Whole;
 use core::ops::Range;
-use sdpa::{BackwardState, Gradients, MaskMod, Mods, ScoreMod, WeightMod};
+use sdpa::{Alignment, BackwardState, Gradients, Inputs, MaskMod, Mods, Saved, ScoreMod, View, WeightMod};
 use std::collections::BTreeMap;
 
 /// Runs the backward pass of a call.
@@ -28,38 +32,39 @@ pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
 ) -> Result<Report, Error> {
     let agreed = call.agreed("backward pass", share.description(&call.attention), given(mods))?;
     let BackwardShare { rows, keys } = share;
-    let shifted: Vec<_> = rows.iter().map(|rows| from_row(mods, rows.first)).collect();
+    let (rank, stretches) =
+        (call.group.comm.rank, rows.iter().map(|rows| (rows.first, rows.inputs.queries().shape()[2])));
+    let own_rows = agreed.own_rows(rank, stretches);
+    let shifted: Vec<_> = own_rows.iter().map(|part| from_row(mods, agreed.place(part))).collect();
     let (own, dkv): (Vec<_>, Vec<_>) = keys.into_iter().map(|keys| (keys.kv, keys.gradients)).unzip();
-    let states = rows.into_iter().zip(&shifted).map(|(rows, mods)| state(call, rows, &agreed, mods));
-    let states: Result<Vec<_>, _> = states.collect();
     let bytes = agreed.sizes.map_or(0, |sizes| bytes(&sizes, agreed.heads.unwrap_or(0)));
-    let parcels = blocks(&agreed.keys, &agreed.stretches, bytes);
-    let (states, chains) = seen(call, states, &agreed.stretches, &parcels)?;
-    let (mut numbered, mut empty) = ((BTreeMap::new(), BTreeMap::new()), Vec::new());
-    for (number, (state, dq)) in states.into_iter().enumerate() {
-        let is_this = |of: &Stretch| (of.rank, of.number) == (call.group.comm.rank, number);
-        match agreed.stretches.iter().position(is_this) {
-            Some(stretch) => {
-                numbered.0.insert(stretch, state);
-                numbered.1.insert(stretch, dq);
-            }
-            None => empty.push((state, dq)),
+    let parcels = blocks(&agreed.keys, &agreed.rows, bytes);
+    let parts = parts(call, &rows, &own_rows, &agreed, &shifted).and_then(|mut parts| {
+        let seen = Parts::seen(&mut parts, &own_rows, &parcels)?;
+        Ok((parts, seen))
+    });
+    let (parts, chains) = seen(call, parts, &agreed.rows, &own_rows, &parcels)?;
+    let (results, biases) = (results(&rows, &agreed)?, biases(&rows)?);
+    let mut all = Parts { numbered: BTreeMap::new(), empty: Vec::new(), results, biases };
+    for (part, own) in parts.into_iter().zip(&own_rows) {
+        match agreed.rows.iter().position(|of_all| of_all == own) {
+            Some(number) => drop(all.numbered.insert(number, part)),
+            None => all.empty.push(part),
         }
     }
-    let (states, dq) = numbered;
+    let of_rows =
+        rows.into_iter().map(|Rows { gradients, dbias, .. }| Gradients { bias: dbias, ..gradients }).collect();
     let Some(sizes) = agreed.sizes else {
         // No keys: gradients of queries are zeros.
-        states.into_values().zip(dq.into_values()).chain(empty).try_for_each(|(state, dq)| state.write(dq))?;
+        all.write(of_rows, 0)?;
         return Ok(Report::default());
     };
     let plan = Plan { parcels, chains, sizes, heads: agreed.heads.unwrap_or(sizes.heads) };
-    let mut pass = Pass::new(call, &plan, own, states)?;
+    let mut pass = Pass::new(call, &plan, own, all)?;
     call.streams.set(true);
     pass.run().map_err(|error| blaming(call.group.comm, error, call.group.timeout))?;
     call.streams.set(false);
-    // Without rows, sums over all of them are zeros.
-    empty.into_iter().try_for_each(|(state, dq)| state.write(dq))?;
-    pass.write(dq, dkv)
+    pass.write(of_rows, dkv)
 }
 
 /// Bytes of a key and its value, and of the sums of their gradients, of which there may be two.
@@ -69,68 +74,161 @@ fn bytes(sizes: &Sizes, heads: usize) -> usize {
     sizes.bytes().saturating_add(sums)
 }
 
-/// Makes the state of a stretch of rows, and says where its gradients go.
-fn state<'a, S: ScoreMod, M: MaskMod>(
+/// Makes the parts of a rank's rows, with their states.
+fn parts<'a, S: ScoreMod, M: MaskMod>(
     call: &Call<'_, 'a>,
-    Rows { first, inputs, saved, gradients }: Rows<'a>,
+    rows: &[Rows<'a>],
+    own: &[Part],
     agreed: &Agreed,
-    mods: &'a Mods<S, M>,
-) -> Result<(BackwardState<'a>, Gradients<'a>), sdpa::Error> {
-    let attention = call.aligned(first, &inputs, agreed)?;
-    let state = BackwardState::new(attention, inputs, saved, call.group.exec)?.starting_at(first)?;
-    let state = if mods.score.is_given() || mods.mask.is_given() { state.mods(mods)? } else { state };
-    state.check(&gradients)?;
-    if inputs.queries().shape()[2] < agreed.rows {
-        let Gradients { sinks, slopes, scale, .. } = &gradients;
-        let sums = [("dsinks", sinks.is_some()), ("dslopes", slopes.is_some()), ("dscale", scale.is_some())];
-        if let Some((argument, _)) = sums.into_iter().find(|(_, given)| *given) {
-            return Err(sdpa::Error::Needs { argument, needs: "one stretch with all rows, over which it is a sum" });
+    mods: &'a [Mods<S, M>],
+) -> Result<Vec<RowPart<'a>>, sdpa::Error> {
+    for rows in rows {
+        check_sums(&rows.gradients, rows.inputs.queries().shape()[2] < agreed.lens[0] || agreed.sequences.is_ragged())?;
+        check_bias(rows, agreed)?;
+        if agreed.sequences.is_ragged() {
+            check_ragged(call, rows)?;
         }
     }
-    Ok((state, gradients))
+    let part = |(part, mods): (&Part, &'a Mods<S, M>)| {
+        let Rows { inputs, saved, gradients, .. } = &rows[part.number];
+        let make = make(call, part, *inputs, *saved, agreed, mods)?;
+        let state = make()?;
+        if part.sequence.is_none() {
+            state.check(gradients)?;
+        }
+        Ok(RowPart::new(part, agreed.sequences.range(OF_KEYS, part.sequence), make, Some(state)))
+    };
+    own.iter().zip(mods).map(part).collect()
 }
 
-/// States of a rank's stretches of rows, and where their gradients go.
-type States<'a> = Vec<(BackwardState<'a>, Gradients<'a>)>;
+/// Returns a function that makes the state of a part of a stretch of rows.
+fn make<'a, S: ScoreMod, M: MaskMod>(
+    call: &Call<'_, 'a>,
+    part: &Part,
+    inputs: Inputs<'a>,
+    saved: Saved<'a>,
+    agreed: &Agreed,
+    mods: &'a Mods<S, M>,
+) -> Result<Make<'a>, sdpa::Error> {
+    let inputs = part.inputs(inputs)?;
+    let (attention, exec, first) =
+        (call.aligned(part, &inputs, agreed)?, call.group.exec, part.range.start - part.first);
+    let saved = match part.sequence {
+        None => saved,
+        Some(_) => rows_of(saved, part.range.start - part.begin..part.range.end - part.begin),
+    };
+    Ok(Box::new(move || {
+        let state = BackwardState::new(attention, inputs, saved, exec)?.starting_at(first)?;
+        if mods.score.is_given() || mods.mask.is_given() { state.mods(mods) } else { Ok(state) }
+    }))
+}
 
-/// Tells all ranks which stretches of this one see which parcels, or why it refuses the call, and returns the way of all parcels.
+/// Returns what was saved of some rows that are there.
+fn rows_of(saved: Saved<'_>, rows: Range<usize>) -> Saved<'_> {
+    let Saved { out, lse, d_out, d_lse } = saved;
+    let [out, d_out] = [out, d_out].map(|tensor| tensor.rows_in(rows.clone()).unwrap_or(tensor));
+    let some = Saved::new(out, lse.rows(rows.clone()).unwrap_or(lse), d_out);
+    d_lse.map_or(some, |d_lse| some.d_lse(d_lse.rows(rows).unwrap_or(d_lse)))
+}
+
+/// Checks what was saved of a stretch of rows of ragged sequences, and its gradients.
+fn check_ragged(call: &Call<'_, '_>, Rows { inputs, saved, gradients, .. }: &Rows<'_>) -> Result<(), sdpa::Error> {
+    let (q, kv) = (inputs.queries(), inputs.key_values()?);
+    let none = |shape: [usize; 4]| View::<f32>::bhld(&[], [shape[0], shape[1], 0, shape[3]]);
+    let inputs = Inputs::new(q, none(kv.k_shape())?, none(kv.v_shape())?);
+    BackwardState::new(call.attention.align(Alignment::Offset(0)), inputs, *saved, call.group.exec)?.check(gradients)
+}
+
+/// Refuses gradients that are sums over all rows, if these are but some, or of several sequences.
+fn check_sums(Gradients { sinks, slopes, scale, .. }: &Gradients<'_>, some: bool) -> Result<(), sdpa::Error> {
+    let sums = [("dsinks", sinks.is_some()), ("dslopes", slopes.is_some()), ("dscale", scale.is_some())];
+    match sums.into_iter().find(|(_, given)| *given && some) {
+        None => Ok(()),
+        Some((argument, _)) => {
+            let needs = "one stretch with all rows, over which it is a sum, without ragged sequences";
+            Err(sdpa::Error::Needs { argument, needs })
+        }
+    }
+}
+
+/// Refuses a gradient in the bias that does not fit, or is a sum over rows that are elsewhere or over all keys.
+fn check_bias(rows: &Rows<'_>, agreed: &Agreed) -> Result<(), sdpa::Error> {
+    let (Some(gradient), (bias, _)) = (&rows.dbias, rows.inputs.bias_and_mask()) else { return Ok(()) };
+    let (argument, refused) = ("dbias", |needs| Err(sdpa::Error::Needs { argument: "dbias", needs }));
+    let Some(shape) = bias.map(|bias| bias.shape()) else {
+        return refused("a bias, which the call does not have");
+    };
+    let sizes = gradient.shape().into_iter().zip(shape);
+    let mut named = ["batch", "heads", "rows", "columns"].into_iter().zip(sizes);
+    if let Some((what, (got, expected))) = named.find(|(_, (got, expected))| got != expected) {
+        return Err(sdpa::Error::Mismatch { argument, what, got, expected, of: "bias" });
+    }
+    let ([batch, _, of_bias, columns], n) = (shape, rows.inputs.queries().shape()[2]);
+    if columns == 1 {
+        return refused("a bias with more columns than one, which is of all keys");
+    }
+    // What a single row has may be one for all.
+    let of_all = agreed.ranks.iter().flat_map(|rank| &rank.facts).any(|(what, _)| what.starts_with(ONE_ROW));
+    let (is_one, ragged) = (of_bias == 1 && (n != 1 || of_all), agreed.sequences.is_ragged());
+    if is_one && (ragged || n < agreed.lens[0]) || ragged && batch != 1 {
+        return refused(
+            "a bias with a row for each row, or one stretch with all rows, over which it is a sum, without ragged sequences",
+        );
+    }
+    Ok(())
+}
+
+/// Makes room for the gradients in the bias that are wanted, of each stretch of rows.
+fn biases(rows: &[Rows<'_>]) -> Result<Vec<Option<Whole>>, Error> {
+    let room = |rows: &Rows<'_>| {
+        let shape = rows.dbias.as_ref().map(|dbias| dbias.shape());
+        shape.map(|shape| Ok(Whole::of(shape, Whole::room(shape)?))).transpose()
+    };
+    rows.iter().map(room).collect()
+}
+
+/// Makes room for the gradients in the queries of each stretch, if sequences are ragged.
+fn results(rows: &[Rows<'_>], agreed: &Agreed) -> Result<Option<Vec<Whole>>, Error> {
+    let room = |rows: &Rows<'_>| {
+        let shape = rows.inputs.queries().shape();
+        Ok(Whole::of(shape, Whole::room(shape)?))
+    };
+    agreed.sequences.is_ragged().then(|| rows.iter().map(room).collect()).transpose()
+}
+
+/// Tells all ranks which parts of this one see which parcels, or why it refuses the call, and returns the way of all parcels.
 fn seen<'a>(
     call: &Call<'_, '_>,
-    states: Result<States<'a>, sdpa::Error>,
-    stretches: &[Stretch],
+    parts: Result<(Vec<RowPart<'a>>, Vec<bool>), sdpa::Error>,
+    rows: &[Part],
+    own: &[Part],
     parcels: &[Blocks],
-) -> Result<(States<'a>, Chains), Error> {
+) -> Result<(Vec<RowPart<'a>>, Chains), Error> {
     const WHAT: &str = "which keys it needs";
     let mut description = Description::default();
-    match &states {
-        Ok(states) => description.keys = ranges(states, parcels),
+    match &parts {
+        Ok((_, seen)) => description.keys = ranges(of_all(seen, own, rows, parcels.len())),
         Err(error) => description.refused = Some(error.to_string()),
     }
     let texts = exchange(call.group.comm, description.text(), WHAT, call.group.timeout)?;
     let all: Vec<Description> = texts.iter().map(|text| Description::read(text)).collect();
-    let states = match (agree(&all), states) {
-        (Ok(()), Ok(states)) => states,
+    let (parts, _) = match (agree(&all), parts) {
+        (Ok(()), Ok(parts)) => parts,
         (Ok(()), Err(error)) => return Err(error.into()),
-        (Err(error), states) => return Err(call.own(error, states.err())),
+        (Err(error), parts) => return Err(call.own(error, parts.err())),
     };
-    let sees = |stretch: &Stretch, parcel: usize| {
-        let number = stretch.number * parcels.len() + parcel;
-        all[stretch.rank].keys.iter().any(|range| range.contains(&number))
+    let sees = |(n, part): (usize, &Part), parcel: usize| {
+        let number = n * parcels.len() + parcel;
+        part.sequence == parcels[parcel].sequence && all[part.rank].keys.iter().any(|range| range.contains(&number))
     };
-    let of_parcel = |parcel| stretches.iter().map(|stretch| sees(stretch, parcel)).collect();
-    Ok((states, Chains::new(stretches.to_vec(), (0..parcels.len()).map(of_parcel))))
+    let of_parcel = |parcel| rows.iter().enumerate().map(|part| sees(part, parcel)).collect();
+    Ok((parts, Chains::new(rows.to_vec(), (0..parcels.len()).map(of_parcel))))
 }
 
-/// Returns which stretches see which parcels, as ranges of numbers: those of the parcels for the first stretch, then for the second,
-/// and so on.
-fn ranges(states: &States<'_>, parcels: &[Blocks]) -> Vec<Range<usize>> {
-    let pairs = states.iter().flat_map(|(state, _)| parcels.iter().map(move |parcel| state.sees(parcel.keys.clone())));
-    let mut ranges: Vec<Range<usize>> = Vec::new();
-    for (n, _) in pairs.enumerate().filter(|(_, sees)| *sees) {
-        match ranges.last_mut() {
-            Some(last) if last.end == n => last.end += 1,
-            _ => ranges.push(n..n + 1),
-        }
-    }
-    ranges
+/// Returns for each part of the rows of all ranks, and each parcel, whether it is this rank's and sees it.
+fn of_all(seen: &[bool], own: &[Part], rows: &[Part], parcels: usize) -> impl Iterator<Item = bool> {
+    let place = |part: &Part| own.iter().position(|own| own == part);
+    rows.iter().map(place).flat_map(move |place| {
+        (0..parcels).map(move |parcel| place.is_some_and(|place| seen[place * parcels + parcel]))
+    })
 }

@@ -5,6 +5,7 @@ use crate::costs::Costs;
 use crate::cut::Cut;
 use crate::error::Error;
 use crate::forecast::Forecast;
+use crate::forms::describe;
 use crate::group::Group;
 use crate::layout::{KEYS, ROWS, in_order};
 use crate::share::Share;
@@ -36,7 +37,7 @@ pub(crate) fn forecast(
     share: &Share<'_>,
     costs: Costs,
 ) -> Result<(Cut, Forecast), Error> {
-    let own = share.description(attention).map(|mut description| {
+    let own = share.described(attention, describe).map(|mut description| {
         description.fact("split", "chosen");
         description.fact("costs", format!("{costs:?}"));
         description

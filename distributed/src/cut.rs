@@ -1,6 +1,8 @@
 //! Cut by heads: which rank computes which heads, and how much of a call each has.
 
-use crate::description::Description;
+use crate::description::{Description, said};
+use crate::forms::{Form, forms};
+use crate::sequences::Sequences;
 use crate::split::Split;
 use crate::workload::Workload;
 use core::ops::Range;
@@ -15,6 +17,8 @@ pub(crate) struct Cut {
     /// Of queries, keys and values.
     pub(crate) dims: [usize; 3],
     pub(crate) dtypes: [Dtype; 3],
+    /// Of bias and mask.
+    pub(crate) forms: [Option<Form>; 2],
     pub(crate) ranks: Vec<Description>,
 }
 
@@ -33,6 +37,7 @@ impl Cut {
             heads: [number("query heads"), number("key/value heads")],
             dims: [dim, dim, value_dim],
             dtypes: [dtype("element type of q"), dtype("element type of k"), dtype("element type of v")],
+            forms: forms(&ranks),
             ranks,
         }
     }
@@ -40,17 +45,22 @@ impl Cut {
     /// Returns the only way to cut the call that its options allow, if there is but one.
     pub(crate) fn only(&self) -> Option<Split> {
         let given = |what: &str| !["", "none"].contains(&said(&self.ranks, what));
-        if given("bias") || given("mask") || self.ranks.iter().any(|rank| rank.rows.is_empty()) {
+        if self.ranks.iter().any(|rank| rank.rows.is_empty()) {
             return Some(Split::Rows);
         }
-        let lens = said(&self.ranks, "alignment") == "BottomRight" && given("kv_lens");
-        (given("ragged") || lens).then_some(Split::Heads)
+        let lens = said(&self.ranks, "alignment") == "BottomRight" && given("kv_lens") && !given("ragged");
+        lens.then_some(Split::Heads)
     }
 
     pub(crate) fn workload(&self, rows: usize, keys: usize) -> Workload {
-        let visible = if said(&self.ranks, "causal rule") == "causal" { 0.5 } else { 1.0 };
+        let causal = if said(&self.ranks, "causal rule") == "causal" { 0.5 } else { 1.0 };
+        let visible = causal * Sequences::share_of_pairs(&self.ranks);
         let (dims, bytes) = ([self.dims[0], self.dims[2]], self.dtypes.map(|dtype| dtype.bytes()));
-        Workload { batch: self.batch, heads: self.heads, dims, rows, keys, visible, bytes }
+        let options = [false, true].map(|shared| {
+            let forms = self.forms.iter().flatten().filter(|form| form.is_shared() == shared);
+            forms.map(|form| form.bytes(rows, self.heads[0])).sum()
+        });
+        Workload { batch: self.batch, heads: self.heads, dims, rows, keys, visible, bytes, options }
     }
 
     /// Heads of queries, keys and values that a rank computes.
@@ -65,10 +75,4 @@ impl Cut {
     pub(crate) fn elements(&self, which: usize, n: usize, rank: usize) -> usize {
         self.batch * self.heads_of(rank)[which].len() * n * self.dims[which]
     }
-}
-
-/// Returns what the first rank that knows says of something.
-fn said<'d>(ranks: &'d [Description], name: &str) -> &'d str {
-    let mut facts = ranks.iter().flat_map(|rank| &rank.facts);
-    facts.find(|(what, _)| what == name).map_or("", |(_, value)| value)
 }

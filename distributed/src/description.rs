@@ -13,6 +13,8 @@ pub(crate) struct Description {
     pub(crate) refused: Option<String>,
     /// Names of what all must agree on, and what it has. A rank leaves out what it does not know.
     pub(crate) facts: Vec<(String, String)>,
+    /// Ends of the rows and keys of each ragged sequence, as far as they are known.
+    pub(crate) sequences: Vec<[usize; 2]>,
     /// Rows and keys that it has.
     pub(crate) rows: Vec<Range<usize>>,
     pub(crate) keys: Vec<Range<usize>>,
@@ -33,6 +35,9 @@ impl Description {
         for (what, value) in &self.facts {
             text += &format!("fact\t{}\t{}\n", one_line(what), one_line(value));
         }
+        for [row, key] in &self.sequences {
+            text += &format!("sequence\t{row}\t{key}\n");
+        }
         for (name, ranges) in [("rows", &self.rows), ("keys", &self.keys)] {
             for range in ranges {
                 text += &format!("{name}\t{}\t{}\n", range.start, range.end);
@@ -50,6 +55,9 @@ impl Description {
             match words[..] {
                 ["refused", why] => description.refused = Some(why.to_owned()),
                 ["fact", what, value] => description.facts.push((what.to_owned(), value.to_owned())),
+                ["sequence", row, key] => {
+                    description.sequences.extend(range(row, key).map(|ends| [ends.start, ends.end]));
+                }
                 ["rows", a, b] => description.rows.extend(range(a, b)),
                 ["keys", a, b] => description.keys.extend(range(a, b)),
                 _ => {}
@@ -97,13 +105,24 @@ pub(crate) fn agree(description: &[Description]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Returns what the first rank that knows says of something.
+pub(crate) fn said<'d>(ranks: &'d [Description], name: &str) -> &'d str {
+    let mut facts = ranks.iter().flat_map(|rank| &rank.facts);
+    facts.find(|(what, _)| what == name).map_or("", |(_, value)| value)
+}
+
 #[cfg(test)]
 #[allow(clippy::single_range_in_vec_init, reason = "stretches are ranges, and a rank may have one")]
 mod tests {
     use super::*;
 
     fn description(value: &str) -> Description {
-        let mut description = Description { rows: vec![0..3, 7..9], keys: vec![4..4], ..Description::default() };
+        let mut description = Description {
+            sequences: vec![[0, 0], [9, 2]],
+            rows: vec![0..3, 7..9],
+            keys: vec![4..4],
+            ..Description::default()
+        };
         description.fact("scale", value);
         description
     }

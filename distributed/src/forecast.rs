@@ -12,14 +12,14 @@ use core::fmt;
 ///   parcels hold: 32 MiB. Whoever owns some sends them to two ranks (one, of two), which pass them on: so all keys and values
 ///   leave some rank twice, as many ranks at once as have those 32 MiB; and each rank receives those of all others. Time: the
 ///   longer of moving and computing, and the first parcel, for which all wait.
-/// - **By heads**, each rank sends (r − 1)/r of its rows' queries, keys, values and results, all ranks at once, before and
+/// - **By heads**, each rank sends (r − 1)/r of its rows' queries, keys, values, biases, masks and results, all ranks at once, before and
 ///   after it computes. Time: the sum. Ranks beyond the key/value heads have nothing to compute.
 ///
 /// ```
 /// use sdpa_mpi::{Costs, Forecast, Split, Workload};
 /// let costs = Costs { bytes: 1.25e9, latency: 20e-6, flops: 1e12 };
 /// let prompt = |heads, rows| Workload {
-///     batch: 1, heads, dims: [128, 128], rows, keys: rows, visible: 0.5, bytes: [2, 2, 2],
+///     batch: 1, heads, dims: [128, 128], rows, keys: rows, visible: 0.5, bytes: [2, 2, 2], options: [0, 0],
 /// };
 /// // By rows each rank receives all keys and values; by heads an eighth, and as much of queries and results.
 /// let eight = Forecast::new(prompt([32, 32], 1024), 8, costs);
@@ -94,9 +94,10 @@ fn by_heads(workload: &Workload, ranks: usize, costs: &Costs) -> Times {
     let most = kv_heads.div_ceil(ranks) as f64 / kv_heads as f64;
     let computing = workload.flops() * most / costs.flops;
     let others = (ranks - 1) as f64;
-    let all = (workload.key_value_bytes() + workload.row_bytes()) as f64;
+    let [of_heads, shared] = workload.options.map(|bytes| bytes as f64);
+    let all = (workload.key_value_bytes() + workload.row_bytes()) as f64 + of_heads;
     // The rank with most heads receives the most, and sends back the most.
-    let received = all * most * others / ranks as f64;
+    let received = (all * most + shared) * others / ranks as f64;
     let moving = received / costs.bytes + 2.0 * others * costs.latency;
     Times { received, moving, computing, total: computing + moving }
 }
@@ -139,7 +140,16 @@ mod tests {
     const COSTS: Costs = Costs { bytes: 1e9, latency: 1e-5, flops: 1e11 };
 
     fn prompt(rows: usize) -> Workload {
-        Workload { batch: 1, heads: [8, 8], dims: [64, 64], rows, keys: rows, visible: 1.0, bytes: [4; 3] }
+        Workload {
+            batch: 1,
+            heads: [8, 8],
+            dims: [64, 64],
+            rows,
+            keys: rows,
+            visible: 1.0,
+            bytes: [4; 3],
+            options: [0; 2],
+        }
     }
 
     #[test]
@@ -166,6 +176,14 @@ mod tests {
         assert_eq!(Forecast::new(prompt(1 << 20), 8, COSTS).choice(), Split::Rows);
         let one_head = Workload { heads: [8, 1], ..prompt(4096) };
         assert_eq!(Forecast::new(one_head, 8, COSTS).choice(), Split::Rows);
+    }
+
+    #[test]
+    fn biases_travel_by_heads_and_those_that_heads_share_to_every_rank() {
+        let of = |options| Forecast::new(Workload { options, ..prompt(512) }, 4, COSTS);
+        let [none, of_heads, shared] = [[0, 0], [1000, 0], [0, 1000]].map(of);
+        assert_eq!([of_heads.heads.received, shared.heads.received].map(|x| x - none.heads.received), [187.5, 750.0]);
+        assert_eq!(of([1000, 1000]).rows, none.rows);
     }
 
     #[test]

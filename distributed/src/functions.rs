@@ -8,21 +8,33 @@ pub(crate) fn given<S: ScoreMod, M: MaskMod, P: WeightMod>(mods: &Mods<S, M, P>)
     [mods.score.is_given(), mods.mask.is_given(), mods.weight.is_given()]
 }
 
-/// Returns score and mask functions for a stretch of rows, of which row `first` of all is the first.
-pub(crate) fn from_row<S: ScoreMod, M: MaskMod, P: WeightMod>(
-    mods: &Mods<S, M, P>,
-    first: usize,
-) -> Mods<FromRow<'_, S>, FromRow<'_, M>> {
-    Mods::new().score(FromRow(&mods.score, first)).mask(FromRow(&mods.mask, first))
+/// Place of some rows among all: their sequence, and the first of them in it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Place {
+    /// Number of the sequence, and how many there are, if sequences are ragged.
+    pub(crate) sequence: Option<(usize, usize)>,
+    pub(crate) row: usize,
 }
 
-/// Function that is told which row of all a row of the stretch is.
+/// Returns score and mask functions for some rows.
+pub(crate) fn from_row<S: ScoreMod, M: MaskMod, P: WeightMod>(
+    mods: &Mods<S, M, P>,
+    place: Place,
+) -> Mods<FromRow<'_, S>, FromRow<'_, M>> {
+    Mods::new().score(FromRow(&mods.score, place)).mask(FromRow(&mods.mask, place))
+}
+
+/// Function that is told which sequence and row of all those of a state are.
 #[derive(Debug)]
-pub(crate) struct FromRow<'m, F>(&'m F, usize);
+pub(crate) struct FromRow<'m, F>(&'m F, Place);
 
 impl<F> FromRow<'_, F> {
+    fn batch(&self, batch: usize) -> usize {
+        self.1.sequence.map_or(batch, |(sequence, _)| sequence)
+    }
+
     fn at(&self, at: Position) -> Position {
-        Position { row: at.row + self.1, ..at }
+        Position { batch: self.batch(at.batch), row: at.row + self.1.row, ..at }
     }
 }
 
@@ -49,12 +61,14 @@ impl<F: MaskMod> MaskMod for FromRow<'_, F> {
     }
 
     fn class(&self, block: BlockPosition) -> BlockClass {
-        let rows = block.rows.start + self.1..block.rows.end + self.1;
-        self.0.class(BlockPosition { rows, ..block })
+        let rows = block.rows.start + self.1.row..block.rows.end + self.1.row;
+        self.0.class(BlockPosition { batch: self.batch(block.batch), rows, ..block })
     }
 
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
-        self.0.fits(call)
+        let mut facts = *call;
+        facts.sequences = self.1.sequence.map_or(call.sequences, |(_, all)| all);
+        self.0.fits(&facts)
     }
 
     fn is_given(&self) -> bool {

@@ -1,23 +1,25 @@
 //! One call cut by heads: each rank gets all rows and keys of some heads, computes them as one machine does, and sends the
 //! results to the ranks that have their rows (DeepSpeed-Ulysses, arXiv:2309.14509).
 
+mod options;
+
 use crate::agreement::agreement;
 use crate::all_to_all::{Messages, all_to_all};
 use crate::cut::Cut;
 use crate::description::Description;
 use crate::error::Error;
+use crate::forms::describe;
 use crate::functions::{FromHead, given};
 use crate::group::Group;
+use crate::heads::options::Options;
 use crate::layout::{KEYS, ROWS, in_order};
+use crate::prompt::check_outputs;
 use crate::report::Report;
 use crate::share::{Keys, Rows, Share};
 use crate::whole::{Whole, of_heads, pack, write};
 use core::cell::Cell;
 use core::ops::Range;
-use sdpa::{
-    Alignment, Attention, AttnState, Dtype, Exec, KvShape, MaskMod, Mods, Outputs, Run, ScoreMod, Tensor, ViewMut,
-    WeightMod,
-};
+use sdpa::{Attention, Dtype, Inputs, MaskMod, Mods, Outputs, Run, ScoreMod, ViewMut, WeightMod};
 use std::time::Instant;
 
 /// Queries, keys and values on their way to the ranks that compute their heads.
@@ -28,6 +30,7 @@ struct There<'m, 'a> {
     keys: &'m [Keys<'a>],
     /// Those of this rank's heads.
     whole: [Whole; 3],
+    options: Options,
 }
 
 impl Messages for There<'_, '_> {
@@ -39,6 +42,7 @@ impl Messages for There<'_, '_> {
         let [heads, kv_heads, _] = self.cut.heads_of(to);
         for rows in self.rows {
             pack(&mut bytes, rows.inputs.queries(), heads.clone())?;
+            options::pack(&mut bytes, self.cut, &rows.inputs, heads.clone())?;
         }
         for keys in self.keys {
             pack(&mut bytes, keys.k, kv_heads.clone())?;
@@ -50,7 +54,9 @@ impl Messages for There<'_, '_> {
     fn len(&self, from: usize) -> usize {
         let Description { rows, keys, .. } = &self.cut.ranks[from];
         let of = |which: usize, n: usize| self.cut.elements(which, n, self.rank) * self.cut.dtypes[which].bytes();
-        let rows = rows.iter().map(|rows| of(0, rows.len()));
+        let heads = self.cut.heads_of(self.rank)[0].len();
+        let options = |n: usize| self.cut.forms.iter().flatten().map(|form| form.bytes(n, heads)).sum::<usize>();
+        let rows = rows.iter().map(|rows| of(0, rows.len()) + options(rows.len()));
         rows.chain(keys.iter().map(|keys| of(1, keys.len()) + of(2, keys.len()))).sum()
     }
 
@@ -59,6 +65,7 @@ impl Messages for There<'_, '_> {
         let [q, k, v] = &mut self.whole;
         for rows in rows {
             bytes = q.place(rows.clone(), bytes);
+            bytes = self.options.place(rows.clone(), bytes);
         }
         for keys in keys {
             bytes = k.place(keys.clone(), bytes);
@@ -126,12 +133,13 @@ impl Call<'_, '_> {
         let keys = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
         let [rows, keys] = [rows, keys].map(|stretches| stretches.last().map_or(0, |last| last.range.end));
         let cut = Cut::new(all);
+        let options = Options::new(&cut, rank, [rows, keys])?;
         let mut report = Report { computed: keys, ..Report::default() };
         self.streams.set(true);
-        let whole = self.gather(&cut, &share, [rows, keys, keys], &mut report)?;
+        let whole = self.gather(&cut, &share, [rows, keys, keys], options, &mut report)?;
         self.streams.set(false);
         let begin = Instant::now();
-        let results = self.compute(&cut, &share, whole, mods);
+        let results = self.compute(&cut, &share, &whole, mods);
         report.computing = begin.elapsed();
         if let (Some(progress), Ok(_)) = (group.progress, &results) {
             progress(keys, keys);
@@ -155,7 +163,7 @@ impl Call<'_, '_> {
 
     /// Says what this rank has of the call, or why a call cut by heads cannot be.
     fn description(&self, share: &Share<'_>, given: [bool; 3]) -> Result<Description, sdpa::Error> {
-        let mut description = share.description(&self.attention)?;
+        let mut description = share.described(&self.attention, describe)?;
         description.fact("split", "by heads");
         for (what, given) in ["score function", "mask function", "weight function"].into_iter().zip(given) {
             description.fact(what, if given { "given" } else { "none" });
@@ -165,37 +173,27 @@ impl Call<'_, '_> {
             return Err(sdpa::Error::Needs { argument: "share", needs });
         }
         for rows in &share.rows {
-            let options = rows.inputs.options_in_words();
-            if let Some((argument, _)) =
-                options.into_iter().find(|(what, words)| ["bias", "mask"].contains(what) && words != "none")
-            {
-                return Err(sdpa::Error::Needs { argument, needs: "a call that is cut by rows" });
-            }
-            let kv = rows.inputs.key_values()?;
-            let ([_, kv_heads, _, head_dim], [.., value_dim]) = (kv.k_shape(), kv.v_shape());
-            let keys = KvShape { kv_heads, head_dim, value_dim };
-            // Settings, which may not have dropout, and outputs; where rows stand is not known yet.
-            let attention = self.attention.align(Alignment::Offset(0));
-            AttnState::new(attention, rows.inputs.queries(), keys, Exec::serial())?.check(&rows.outputs)?;
+            check_outputs(self.attention, rows)?;
         }
         Ok(description)
     }
 
-    /// Gets the queries, keys and values of this rank's heads.
+    /// Gets the queries, keys and values of this rank's heads, and biases and masks.
     fn gather(
         &self,
         cut: &Cut,
         Share { rows, keys }: &Share<'_>,
         lens: [usize; 3],
+        options: Options,
         report: &mut Report,
-    ) -> Result<[Whole; 3], Error> {
+    ) -> Result<([Whole; 3], Options), Error> {
         let rank = self.group.comm.rank;
         let heads = cut.heads_of(rank);
         let whole = |i: usize| Whole::new([cut.batch, heads[i].len(), lens[i], cut.dims[i]], cut.dtypes[i]);
-        let mut there = There { cut, rank, rows, keys, whole: [whole(0)?, whole(1)?, whole(2)?] };
-        report.held = there.whole.iter().map(Whole::bytes).sum();
+        let mut there = There { cut, rank, rows, keys, whole: [whole(0)?, whole(1)?, whole(2)?], options };
+        report.held = there.whole.iter().map(Whole::bytes).sum::<usize>() + there.options.bytes();
         all_to_all(self.group, &mut there, report, [0, lens[1]])?;
-        Ok(there.whole)
+        Ok((there.whole, there.options))
     }
 
     /// Computes this rank's heads: outputs and log-sum-exps.
@@ -203,13 +201,13 @@ impl Call<'_, '_> {
         &self,
         cut: &Cut,
         share: &Share<'_>,
-        whole: [Whole; 3],
+        (whole, options): &([Whole; 3], Options),
         mods: &Mods<S, M, P>,
     ) -> Result<[Whole; 2], sdpa::Error> {
         let [heads, kv_heads, _] = cut.heads_of(self.group.comm.rank);
         let [_, _, rows, _] = whole[0].shape();
         let of_all = [cut.dims[2], 1].map(|dim| [cut.batch, heads.len(), rows, dim]);
-        let [mut out, mut lse] = [Whole::floats(of_all[0])?, Whole::floats(of_all[1])?];
+        let [mut out, mut lse] = [Whole::room(of_all[0])?, Whole::room(of_all[1])?];
         // One key/value head after the other, where somebody is told how far it is.
         let (all, keys) = (kv_heads.len(), whole[1].shape()[2]);
         let step = if self.group.progress.is_some() { 1 } else { all.max(1) };
@@ -222,8 +220,10 @@ impl Call<'_, '_> {
                 ViewMut::from_strides(to, offset, shape, strides)
             };
             let outputs = Outputs::new(view(&mut out[..], of_all[0])?).lse(view(&mut lse[..], of_all[1])?);
-            let heads = heads.start + some.start..heads.start + some.end;
-            self.compute_heads(share, heads, qkv, outputs, mods)?;
+            if let Some(rows) = share.rows.first() {
+                let inputs = options.inputs(rows.inputs, some.clone(), qkv)?;
+                self.compute_heads(heads.start + some.start, inputs, outputs, mods)?;
+            }
             if let Some(progress) = self.group.progress.filter(|_| kv.end < all) {
                 progress(keys * kv.end / all, keys);
             }
@@ -231,17 +231,15 @@ impl Call<'_, '_> {
         Ok([Whole::of(of_all[0], out), Whole::of(of_all[1], lse)])
     }
 
-    /// Computes some heads of the call.
+    /// Computes some heads of the call, from a first one on.
     fn compute_heads<S: ScoreMod, M: MaskMod, P: WeightMod>(
         &self,
-        share: &Share<'_>,
-        heads: Range<usize>,
-        qkv: [Tensor<'_>; 3],
+        first: usize,
+        inputs: Inputs<'_>,
         outputs: Outputs<'_>,
         mods: &Mods<S, M, P>,
     ) -> Result<(), sdpa::Error> {
-        let (Some(rows), first) = (share.rows.first(), heads.start) else { return Ok(()) };
-        let problem = self.attention.problem(rows.inputs.of_heads(heads, qkv), outputs)?;
+        let problem = self.attention.problem(inputs, outputs)?;
         let mods = Mods::new()
             .score(FromHead(&mods.score, first))
             .mask(FromHead(&mods.mask, first))

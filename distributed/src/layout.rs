@@ -18,6 +18,19 @@ pub(crate) struct Stretch {
     pub(crate) range: Range<usize>,
 }
 
+/// Rows or keys of a stretch that are of one sequence: all of them, if sequences are not ragged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) rank: usize,
+    /// Number of the stretch on its rank, and where it begins.
+    pub(crate) number: usize,
+    pub(crate) begin: usize,
+    pub(crate) range: Range<usize>,
+    /// Number of the sequence, if sequences are ragged, and where it begins.
+    pub(crate) sequence: Option<usize>,
+    pub(crate) first: usize,
+}
+
 /// Keys that travel together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Parcel {
@@ -27,7 +40,7 @@ pub(crate) struct Parcel {
     pub(crate) stretch: usize,
     /// Rows of the keys in that stretch.
     pub(crate) rows: Range<usize>,
-    /// Positions of the keys.
+    /// Positions of the keys, which are of one sequence.
     pub(crate) keys: Range<usize>,
 }
 
@@ -63,20 +76,20 @@ pub(crate) fn in_order<'a>(
     Ok(all)
 }
 
-/// Cuts stretches of keys, of which each key takes so many bytes, into few parcels of about the same length.
-pub(crate) fn parcels(keys: &[Stretch], bytes: usize) -> Vec<Parcel> {
+/// Cuts parts of stretches of keys, of which each key takes so many bytes, into few parcels of about the same length.
+pub(crate) fn parcels(keys: &[Part], bytes: usize) -> Vec<Parcel> {
     let most = (PARCEL / bytes.max(1) / KEY_BLOCK).max(1);
     let mut parcels = Vec::new();
-    for Stretch { rank, number, range } in keys {
-        let first = range.start / KEY_BLOCK;
-        let blocks = range.end.div_ceil(KEY_BLOCK) - first;
+    for Part { rank, number, begin, range, first: of_sequence, .. } in keys {
+        let first = (range.start - of_sequence) / KEY_BLOCK;
+        let blocks = (range.end - of_sequence).div_ceil(KEY_BLOCK) - first;
         let parts = blocks.div_ceil(most);
         let cut = |part: usize| {
             let block = first + (blocks as u128 * part as u128 / parts as u128) as usize;
-            block.saturating_mul(KEY_BLOCK).clamp(range.start, range.end)
+            block.saturating_mul(KEY_BLOCK).saturating_add(*of_sequence).clamp(range.start, range.end)
         };
         for keys in (0..parts).map(|part| cut(part)..cut(part + 1)) {
-            let rows = keys.start - range.start..keys.end - range.start;
+            let rows = keys.start - begin..keys.end - begin;
             parcels.push(Parcel { owner: *rank, stretch: *number, rows, keys });
         }
     }
@@ -129,6 +142,18 @@ pub fn zigzag(tokens: usize, rank: usize, ranks: usize) -> [Range<usize>; 2] {
 mod tests {
     use super::*;
 
+    fn parts(keys: &[Stretch]) -> Vec<Part> {
+        let part = |Stretch { rank, number, range }: &Stretch| Part {
+            rank: *rank,
+            number: *number,
+            begin: range.start,
+            range: range.clone(),
+            sequence: None,
+            first: 0,
+        };
+        keys.iter().map(part).collect()
+    }
+
     fn all(of_ranks: &[Vec<Range<usize>>]) -> Result<Vec<Stretch>, Error> {
         in_order(KEYS, of_ranks.iter().map(Vec::as_slice))
     }
@@ -148,7 +173,7 @@ mod tests {
     fn parcels_hold_every_key_once_and_end_at_whole_blocks() {
         let keys = all(&[vec![0..1000, 5000..5001], vec![1000..5000]]).unwrap();
         for bytes in [1, 16 << 10, 40 << 10, 1 << 20, usize::MAX] {
-            let parcels = parcels(&keys, bytes);
+            let parcels = parcels(&parts(&keys), bytes);
             let mut next = 0;
             for Parcel { keys, rows, .. } in &parcels {
                 assert_eq!((keys.start, keys.len()), (next, rows.len()));

@@ -3,17 +3,22 @@
 use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::{blaming, exchange};
-use crate::functions::{from_row, given};
+use crate::functions::{Place, from_row, given};
 use crate::group::Group;
-use crate::layout::{KEYS, Parcel, ROWS, Stretch, Tree, in_order, parcels};
+use crate::layout::{KEYS, Parcel, Part, ROWS, Stretch, Tree, in_order, parcels};
 use crate::memory::Memory;
 use crate::parcel::Sizes;
+use crate::parts::{Make, Parts, RowPart};
 use crate::report::Report;
+use crate::sequences::{OF_KEYS, OF_ROWS, Sequences};
 use crate::share::{Rows, Share};
 use crate::stream::{Step, Stream};
+use crate::whole::Whole;
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
-use sdpa::{Alignment, Attention, AttnState, Dtype, Inputs, MaskMod, Mods, Outputs, ScoreMod, StateMemory, WeightMod};
+use sdpa::{
+    Alignment, Attention, AttnState, Dtype, Exec, Inputs, KvShape, MaskMod, Mods, Outputs, ScoreMod, WeightMod,
+};
 
 /// A call that begins.
 pub(crate) struct Call<'r, 'c> {
@@ -29,10 +34,14 @@ pub(crate) struct Call<'r, 'c> {
 
 /// Rows, keys and sizes that all ranks have together.
 pub(crate) struct Agreed {
-    pub(crate) rows: usize,
-    /// Of rows, in order.
-    pub(crate) stretches: Vec<Stretch>,
-    pub(crate) keys: Vec<Stretch>,
+    /// Numbers of all rows and of all keys.
+    pub(crate) lens: [usize; 2],
+    /// Parts of stretches, in order.
+    pub(crate) rows: Vec<Part>,
+    pub(crate) keys: Vec<Part>,
+    pub(crate) sequences: Sequences,
+    /// What each rank says.
+    pub(crate) ranks: Vec<Description>,
     /// `None` if no rank has keys.
     pub(crate) sizes: Option<Sizes>,
     /// Query heads; `None` if no rank has rows.
@@ -48,15 +57,13 @@ impl<'c> Call<'_, 'c> {
     ) -> Result<Report, Error> {
         let agreed = self.agreed("forward pass", share.description(&self.attention), given(mods))?;
         let Share { rows, keys } = share;
-        let shifted: Vec<_> = rows.iter().map(|rows| from_row(mods, rows.first)).collect();
-        let memory = &mut *self.memory.borrow_mut();
-        let mut left = memory.states.drain(..);
-        let states = rows.iter().zip(&shifted).map(|(rows, mods)| self.state(rows, left.next(), &agreed, mods));
-        let states: Result<Vec<_>, _> = states.collect();
-        drop(left);
+        let stretches = rows.iter().map(|rows| (rows.first, rows.inputs.queries().shape()[2]));
+        let own = agreed.own_rows(self.group.comm.rank, stretches);
+        let shifted: Vec<_> = own.iter().map(|part| from_row(mods, agreed.place(part))).collect();
         let parcels = agreed.sizes.map_or(Vec::new(), |sizes| parcels(&agreed.keys, sizes.bytes()));
-        let (states, steps) = self.steps(states, &parcels)?;
-        let mut stream = Stream::new(self.group, states, &keys, memory);
+        let (parts, steps) = self.steps(self.parts(&rows, own, &shifted, &agreed, &parcels), &parcels)?;
+        let memory = &mut *self.memory.borrow_mut();
+        let mut stream = Stream::new(self.group, parts, &keys, memory);
         if let Some(sizes) = agreed.sizes {
             self.streams.set(true);
             stream.run(&steps, &sizes).map_err(|error| blaming(self.group.comm, error, self.group.timeout))?;
@@ -89,10 +96,14 @@ impl<'c> Call<'_, 'c> {
         let texts = exchange(self.group.comm, description.text(), WHAT, self.group.timeout)?;
         let all: Vec<Description> = texts.iter().map(|text| Description::read(text)).collect();
         agree(&all).map_err(|error| self.own(error, own.err()))?;
-        let end = |stretches: &[Stretch]| stretches.last().map_or(0, |last| last.range.end);
         let rows = in_order(ROWS, all.iter().map(|description| &*description.rows))?;
         let keys = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
-        Ok(Agreed { rows: end(&rows), stretches: rows, keys, sizes: sizes(&all), heads: said(&all, "query heads") })
+        let lens = [&rows, &keys].map(|stretches| stretches.last().map_or(0, |last| last.range.end));
+        let sequences = Sequences::agreed(&all, lens)?;
+        let parts = |of, stretches: &[Stretch]| stretches.iter().flat_map(|all| sequences.parts(of, all)).collect();
+        let (rows, keys) = (parts(OF_ROWS, &rows), parts(OF_KEYS, &keys));
+        let (sizes, heads) = (sizes(&all), said(&all, "query heads"));
+        Ok(Agreed { lens, rows, keys, sequences, ranks: all, sizes, heads })
     }
 
     /// Replaces this rank's own refusal by its reason.
@@ -103,79 +114,119 @@ impl<'c> Call<'_, 'c> {
         }
     }
 
-    /// Makes the state of a stretch of rows.
-    fn state<'a, S: ScoreMod, M: MaskMod>(
+    /// Makes the parts of this rank's rows, and finds which parcels some of them may see.
+    fn parts<'a, S: ScoreMod, M: MaskMod>(
         &self,
-        Rows { first, inputs, outputs }: &Rows<'a>,
-        left: Option<StateMemory>,
+        rows: &[Rows<'a>],
+        own: Vec<Part>,
+        mods: &'a [Mods<S, M>],
         agreed: &Agreed,
-        mods: &'a Mods<S, M>,
-    ) -> Result<AttnState<'a>, sdpa::Error>
+        parcels: &[Parcel],
+    ) -> Result<(Parts<'a>, Vec<bool>), sdpa::Error>
     where
         'c: 'a,
     {
-        let attention = self.aligned(*first, inputs, agreed)?;
-        let state = AttnState::from_inputs_in(attention, *inputs, self.group.exec, left.unwrap_or_default())?;
-        let state = if mods.score.is_given() || mods.mask.is_given() { state.mods(mods)? } else { state };
-        state.check(outputs)?;
-        Ok(state)
+        let mut left = std::mem::take(&mut self.memory.borrow_mut().states);
+        let (ragged, mut needed) = (agreed.sequences.is_ragged(), vec![false; parcels.len()]);
+        let results =
+            if ragged { Some(rows.iter().map(|rows| self.results(rows)).collect::<Result<_, _>>()?) } else { None };
+        let mut parts = Vec::new();
+        for (part, mods) in own.iter().zip(mods) {
+            let Rows { inputs, outputs, .. } = &rows[part.number];
+            let (make, keys) =
+                (self.make(part, *inputs, agreed, mods)?, agreed.sequences.range(OF_KEYS, part.sequence));
+            let state = make(left.pop().unwrap_or_default())?;
+            for (parcel, needed) in
+                parcels.iter().zip(&mut needed).filter(|(parcel, _)| keys.contains(&parcel.keys.start))
+            {
+                *needed |= state.sees(parcel.keys.start - keys.start..parcel.keys.end - keys.start);
+            }
+            if !ragged {
+                state.check(outputs)?;
+            }
+            parts.push(RowPart::new(part, keys, make, Some(state).filter(|_| !ragged)));
+        }
+        Ok((Parts::new(parts, results, left), needed))
     }
 
-    /// Returns the settings for a stretch of rows: with their place among the keys.
-    pub(crate) fn aligned(&self, first: usize, inputs: &Inputs<'_>, agreed: &Agreed) -> Result<Attention, sdpa::Error> {
-        let keys = agreed.keys.last().map_or(0, |last| last.range.end);
-        let lens = inputs.options_in_words().iter().any(|(what, words)| *what == "kv_lens" && words != "none");
+    /// Returns a function that makes the state of a part of a stretch.
+    fn make<'a, S: ScoreMod, M: MaskMod>(
+        &self,
+        part: &Part,
+        inputs: Inputs<'a>,
+        agreed: &Agreed,
+        mods: &'a Mods<S, M>,
+    ) -> Result<Make<'a>, sdpa::Error>
+    where
+        'c: 'a,
+    {
+        let inputs = part.inputs(inputs)?;
+        let (attention, exec) = (self.aligned(part, &inputs, agreed)?, self.group.exec);
+        Ok(Box::new(move |memory| {
+            let state = AttnState::from_inputs_in(attention, inputs, exec, memory)?;
+            if mods.score.is_given() || mods.mask.is_given() { state.mods(mods) } else { Ok(state) }
+        }))
+    }
+
+    /// Makes room for the results of a stretch of ragged rows, if its settings and outputs fit.
+    fn results(&self, rows: &Rows<'_>) -> Result<[Whole; 2], sdpa::Error> {
+        check_outputs(self.attention, rows)?;
+        let [batch, heads, n, _] = rows.inputs.queries().shape();
+        let [.., value_dim] = rows.inputs.key_values()?.v_shape();
+        let room = |dim| Ok::<_, sdpa::Error>(Whole::of([batch, heads, n, dim], Whole::room([batch, heads, n, dim])?));
+        Ok([room(value_dim)?, room(1)?])
+    }
+
+    /// Returns the settings for a part of a stretch of rows, which has these inputs: with their place among the keys.
+    pub(crate) fn aligned(&self, part: &Part, inputs: &Inputs<'_>, agreed: &Agreed) -> Result<Attention, sdpa::Error> {
+        let lens = inputs.key_lens();
+        let [rows, keys] = match part.sequence {
+            None => agreed.lens,
+            Some(_) => {
+                let [rows, keys] = [OF_ROWS, OF_KEYS].map(|of| agreed.sequences.range(of, part.sequence).len());
+                [rows, lens.map_or(keys, |lens| lens[0])]
+            }
+        };
         let first_row = match self.attention.alignment() {
-            Some(Alignment::BottomRight) if lens => {
+            Some(Alignment::BottomRight) if lens.is_some() && part.sequence.is_none() => {
                 let needs = "sequences of one length, where rows are on several ranks";
                 return Err(sdpa::Error::Needs { argument: "bottom-right", needs });
             }
-            Some(alignment) => alignment.offset(agreed.rows, keys),
-            None if agreed.rows == keys => 0,
+            Some(alignment) => alignment.offset(rows, keys),
+            None if rows == keys => 0,
             // Only if no rule needs an alignment.
             None => {
                 AttnState::from_inputs(self.attention, *inputs, self.group.exec).map(|_| 0).map_err(
                     |error| match error {
                         sdpa::Error::Needs { argument: rule, needs } if needs.starts_with("an alignment") => {
-                            sdpa::Error::Unaligned { rule, sequence: None, q_len: agreed.rows, kv_len: keys }
+                            sdpa::Error::Unaligned { rule, sequence: part.sequence, q_len: rows, kv_len: keys }
                         }
                         error => error,
                     },
                 )?
             }
         };
-        Ok(self.attention.align(Alignment::Offset(first_row.saturating_add_unsigned(first))))
+        Ok(self.attention.align(Alignment::Offset(first_row.saturating_add_unsigned(part.range.start - part.first))))
     }
 
     /// Tells all ranks which parcels this one needs, or why it refuses the call, and returns its steps.
     fn steps<'a>(
         &self,
-        states: Result<Vec<AttnState<'a>>, sdpa::Error>,
+        parts: Result<(Parts<'a>, Vec<bool>), sdpa::Error>,
         parcels: &[Parcel],
-    ) -> Result<(Vec<AttnState<'a>>, Vec<Step>), Error> {
+    ) -> Result<(Parts<'a>, Vec<Step>), Error> {
         const WHAT: &str = "which keys it needs";
         let mut description = Description::default();
-        match &states {
-            Ok(states) => {
-                let needs = |parcel: &Parcel| states.iter().any(|state| state.sees(parcel.keys.clone()));
-                // As ranges of parcels, which are few under all rules but odd ones.
-                let mut ranges: Vec<Range<usize>> = Vec::new();
-                for (n, _) in parcels.iter().enumerate().filter(|(_, parcel)| needs(parcel)) {
-                    match ranges.last_mut() {
-                        Some(last) if last.end == n => last.end += 1,
-                        _ => ranges.push(n..n + 1),
-                    }
-                }
-                description.keys = ranges;
-            }
+        match &parts {
+            Ok((_, needed)) => description.keys = ranges(needed.iter().copied()),
             Err(error) => description.refused = Some(error.to_string()),
         }
         let texts = exchange(self.group.comm, description.text(), WHAT, self.group.timeout)?;
         let all: Vec<Description> = texts.iter().map(|text| Description::read(text)).collect();
-        let states = match (agree(&all), states) {
-            (Ok(()), Ok(states)) => states,
+        let (parts, _) = match (agree(&all), parts) {
+            (Ok(()), Ok(parts)) => parts,
             (Ok(()), Err(error)) => return Err(error.into()),
-            (Err(error), states) => return Err(self.own(error, states.err())),
+            (Err(error), parts) => return Err(self.own(error, parts.err())),
         };
         let steps = parcels.iter().enumerate().map(|(n, parcel)| {
             let needs: Vec<_> =
@@ -185,8 +236,53 @@ impl<'c> Call<'_, 'c> {
             Step { parcel: parcel.clone(), number: n, needed: needs[self.group.comm.rank], way }
         });
         let steps = steps.collect();
-        Ok((states, steps))
+        Ok((parts, steps))
     }
+}
+
+impl Agreed {
+    /// Returns the parts of a rank's own stretches of rows, of which each has a first row and a number of rows.
+    pub(crate) fn own_rows(&self, rank: usize, stretches: impl Iterator<Item = (usize, usize)>) -> Vec<Part> {
+        let parts = |(number, (first, n)): (usize, (usize, usize))| {
+            self.sequences.parts(OF_ROWS, &Stretch { rank, number, range: first..first + n })
+        };
+        stretches.enumerate().flat_map(parts).collect()
+    }
+
+    /// Returns where the functions see the rows of a part.
+    pub(crate) fn place(&self, part: &Part) -> Place {
+        let sequence = part.sequence.map(|sequence| (sequence, self.sequences.count()));
+        Place { sequence, row: part.range.start - part.first }
+    }
+}
+
+impl Part {
+    /// Returns the inputs of a part, of those of its stretch of rows.
+    pub(crate) fn inputs<'a>(&self, inputs: Inputs<'a>) -> Result<Inputs<'a>, sdpa::Error> {
+        let rows = self.range.start - self.begin..self.range.end - self.begin;
+        self.sequence.map_or(Ok(inputs), |sequence| inputs.of_sequence(sequence, rows))
+    }
+}
+
+/// Checks settings and outputs of a stretch of rows, whose place is not known yet.
+pub(crate) fn check_outputs(attention: Attention, rows: &Rows<'_>) -> Result<(), sdpa::Error> {
+    let kv = rows.inputs.key_values()?;
+    let ([_, kv_heads, _, head_dim], [.., value_dim]) = (kv.k_shape(), kv.v_shape());
+    let keys = KvShape { kv_heads, head_dim, value_dim };
+    let attention = attention.align(Alignment::Offset(0));
+    AttnState::new(attention, rows.inputs.queries(), keys, Exec::serial())?.check(&rows.outputs)
+}
+
+/// Returns the numbers of what is needed as ranges, which are few under all rules but odd ones.
+pub(crate) fn ranges(needed: impl Iterator<Item = bool>) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for (n, _) in needed.enumerate().filter(|(_, needed)| *needed) {
+        match ranges.last_mut() {
+            Some(last) if last.end == n => last.end += 1,
+            _ => ranges.push(n..n + 1),
+        }
+    }
+    ranges
 }
 
 /// Returns what the first rank that says something of a thing says, as a number.

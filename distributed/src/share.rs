@@ -2,6 +2,7 @@
 
 use crate::description::{Description, agree};
 use crate::error::Error;
+use crate::sequences::Sequences;
 use core::ops::Range;
 use sdpa::{Attention, Inputs, Outputs, Tensor};
 
@@ -49,6 +50,9 @@ impl<'a> Share<'a> {
     /// Adds a stretch of query rows, the first of which is row `first` of the call. Biases and masks of the inputs have
     /// these rows (or one, for all) and the columns of all keys; slopes, sinks and lengths are those of the call. Of the
     /// keys and values of the inputs only the shapes are taken: they may have no rows.
+    ///
+    /// Rows and keys of [ragged](Inputs::ragged) sequences lie end to end over all stretches, and the ends are those of the call.
+    /// Biases and masks then have batch 1 and these rows, or one row for all and batch 1 or as many as sequences.
     #[must_use]
     pub fn rows(mut self, first: usize, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Self {
         self.rows.push(Rows { first, inputs, outputs });
@@ -65,10 +69,24 @@ impl<'a> Share<'a> {
 
     /// Says what this rank has, and what of the call it knows.
     pub(crate) fn description(&self, attention: &Attention) -> Result<Description, sdpa::Error> {
+        self.described(attention, |_, _| Ok(()))
+    }
+
+    /// Says what this rank has, and more of each of its stretches of rows.
+    pub(crate) fn described(
+        &self,
+        attention: &Attention,
+        more: impl Fn(&Rows<'a>, &mut Description) -> Result<(), sdpa::Error>,
+    ) -> Result<Description, sdpa::Error> {
+        let of_rows = |rows: &Rows<'a>| {
+            let mut description = of_rows(rows.first, &rows.inputs, attention)?;
+            more(rows, &mut description)?;
+            Ok(description)
+        };
         let stretches: Vec<_> = self
             .rows
             .iter()
-            .map(|rows| of_rows(rows.first, &rows.inputs, attention))
+            .map(of_rows)
             .chain(self.keys.iter().map(|keys| of_keys(keys.first, [keys.k, keys.v])))
             .collect::<Result<_, _>>()?;
         Ok(of_all(stretches, attention))
@@ -85,6 +103,9 @@ pub(crate) fn of_all(stretches: Vec<Description>, attention: &Attention) -> Desc
         description.refused = Some(format!("{what}: one stretch has {got}, but another has {expected}"));
     }
     for mut stretch in stretches {
+        if description.sequences.is_empty() {
+            description.sequences = stretch.sequences;
+        }
         description.rows.append(&mut stretch.rows);
         description.keys.append(&mut stretch.keys);
         let new = |(what, _): &(String, String)| !description.facts.iter().any(|(known, _)| known == what);
@@ -109,6 +130,9 @@ pub(crate) fn of_rows(first: usize, inputs: &Inputs<'_>, attention: &Attention) 
     description.fact("element type of q", inputs.queries().dtype().to_string());
     for (what, words) in inputs.options_in_words() {
         description.fact(what, words);
+    }
+    if let Some([rows, keys]) = inputs.ragged_ends() {
+        description.sequences = Sequences::of(rows, keys)?.ends().to_vec();
     }
     Ok(description)
 }

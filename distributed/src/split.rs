@@ -10,9 +10,10 @@ pub enum Split {
     #[default]
     Rows,
     /// By heads: each rank computes all rows of some key/value heads and of the query heads that share them. Queries, keys and
-    /// values travel there, results back (all-to-all, as in DeepSpeed-Ulysses, arXiv:2309.14509). Ragged sequences, weight
-    /// functions and bottom-right alignment beside lengths are possible, biases and masks are not. Every rank names a stretch of
-    /// rows, if only an empty one; more ranks than key/value heads have nothing to compute.
+    /// values travel there, and the rows of biases and masks; results travel back (all-to-all, as in DeepSpeed-Ulysses,
+    /// arXiv:2309.14509). Weight functions and bottom-right alignment beside lengths are possible. Every rank names a stretch of
+    /// rows, if only an empty one, and all give biases and masks in one form: the same batch and heads, and a row for each row or
+    /// one for all. More ranks than key/value heads have nothing to compute.
     Heads,
     /// The way that [`Forecast`](crate::Forecast) says is faster, by costs that must be the same on every rank; or the only one that the options
     /// of the call allow. Takes one more exchange of texts.

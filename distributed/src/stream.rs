@@ -6,10 +6,11 @@ use crate::layout::{PARCEL, Parcel};
 use crate::memory::Memory;
 use crate::message::Way;
 use crate::parcel::{Sizes, Travelling};
+use crate::parts::Parts;
 use crate::report::Report;
 use crate::share::Keys;
 use crate::timeout::{Advance, Awaited};
-use sdpa::{AttnState, Outputs, Tensor};
+use sdpa::{Outputs, Tensor};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -36,10 +37,10 @@ pub(crate) struct Step {
     pub(crate) way: Option<(Option<usize>, Vec<usize>)>,
 }
 
-/// Keys and values as they come, and the states that take them.
+/// Keys and values as they come, and the parts of the rows that take them.
 pub(crate) struct Stream<'r, 'c, 'a> {
     group: &'r Group<'c>,
-    states: Vec<AttnState<'a>>,
+    parts: Parts<'a>,
     own: &'r [Keys<'a>],
     memory: &'r mut Memory,
     window: VecDeque<Travelling>,
@@ -85,13 +86,8 @@ impl Advance for Wait<'_> {
 }
 
 impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
-    pub(crate) fn new(
-        group: &'r Group<'c>,
-        states: Vec<AttnState<'a>>,
-        own: &'r [Keys<'a>],
-        memory: &'r mut Memory,
-    ) -> Self {
-        Self { group, states, own, memory, window: VecDeque::new(), computed: 0, report: Report::default() }
+    pub(crate) fn new(group: &'r Group<'c>, parts: Parts<'a>, own: &'r [Keys<'a>], memory: &'r mut Memory) -> Self {
+        Self { group, parts, own, memory, window: VecDeque::new(), computed: 0, report: Report::default() }
     }
 
     /// Takes all steps, in order.
@@ -174,33 +170,33 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
 
     /// Computes the keys of a step, or passes over them if no row sees them, while messages advance.
     fn compute(&mut self, step: &Step) -> Result<(), Error> {
-        let n = step.parcel.keys.len();
-        if !step.needed {
-            self.report.hidden += n;
-            return self.states.iter_mut().try_for_each(|state| Ok(state.skip(n)?));
-        }
-        self.report.computed += n;
+        let (n, keys) = (step.parcel.keys.len(), &step.parcel.keys);
         let begin = Instant::now();
         let own = self.own(&step.parcel);
-        let kv = own.or_else(|| self.window.get(self.computed).and_then(Travelling::tensors));
-        let Some([k, v]) = kv else { unreachable!("the parcel was waited for") };
-        let states = &mut self.states;
-        let push = || {
-            states.iter_mut().try_for_each(|state| {
-                if state.sees(step.parcel.keys.clone()) { state.push(k, v) } else { state.skip(n) }
-            })
-        };
-        beside(self.group.pool, &self.window, push)?;
-        self.report.computing += begin.elapsed();
-        Ok(())
+        let mut states = self.parts.of_keys(keys)?;
+        if step.needed {
+            let kv = own.or_else(|| self.window.get(self.computed).and_then(Travelling::tensors));
+            let Some([k, v]) = kv else { unreachable!("the parcel was waited for") };
+            let push =
+                || {
+                    states.iter_mut().try_for_each(|(state, keys)| {
+                        if state.sees(keys.clone()) { state.push(k, v) } else { state.skip(n) }
+                    })
+                };
+            beside(self.group.pool, &self.window, push)?;
+            self.report.computed += n;
+            self.report.computing += begin.elapsed();
+        } else {
+            states.into_iter().try_for_each(|(state, _)| state.skip(n))?;
+            self.report.hidden += n;
+        }
+        self.parts.after(keys)
     }
 
     /// Writes the outputs of all rows.
     pub(crate) fn finish(mut self, outputs: Vec<Outputs<'_>>) -> Result<Report, Error> {
         let begin = Instant::now();
-        for (state, outputs) in self.states.into_iter().zip(outputs) {
-            self.memory.states.push(state.finish(outputs)?);
-        }
+        self.memory.states = self.parts.finish(outputs)?;
         self.report.computing += begin.elapsed();
         Ok(self.report)
     }

@@ -6,10 +6,22 @@ use core::ops::Range;
 use sdpa::{Bf16, Dtype, F16, Outputs, Tensor, TensorMut, View, ViewMut};
 
 /// Elements that travel as bytes, least significant first.
-trait Bytes: Copy {
+pub(crate) trait Bytes: Copy {
     const LEN: usize;
     fn put(self, to: &mut [u8]);
     fn get(bytes: &[u8]) -> Self;
+}
+
+impl Bytes for u8 {
+    const LEN: usize = 1;
+
+    fn put(self, to: &mut [u8]) {
+        to[0] = self;
+    }
+
+    fn get(bytes: &[u8]) -> Self {
+        bytes[0]
+    }
 }
 
 impl Bytes for f32 {
@@ -86,7 +98,7 @@ impl Whole {
     }
 
     /// Returns memory for a tensor of this shape.
-    pub(crate) fn floats(shape: [usize; 4]) -> Result<Vec<f32>, sdpa::Error> {
+    pub(crate) fn room(shape: [usize; 4]) -> Result<Vec<f32>, sdpa::Error> {
         let memory = |error| match error {
             Error::Call(error) => error,
             _ => sdpa::Error::TooLarge { what: "heads of a rank", sizes: shape },
@@ -94,9 +106,38 @@ impl Whole {
         zeros(len(shape)?).map_err(memory)
     }
 
+    /// Returns memory for a tensor of bytes of this shape.
+    pub(crate) fn bytes_of(shape: [usize; 4]) -> Result<Vec<u8>, Error> {
+        zeros(len(shape)?)
+    }
+
     /// Takes elements that have the shape.
     pub(crate) fn of(shape: [usize; 4], floats: Vec<f32>) -> Self {
         Self { shape, elements: Elements::F32(floats) }
+    }
+
+    /// Returns some of the rows, to be written, of elements that are `f32`.
+    pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Result<ViewMut<'_>, sdpa::LayoutError> {
+        let columns = 0..self.shape[3];
+        self.part_mut(rows, columns)
+    }
+
+    /// Returns some columns of some rows, to be written, of elements that are `f32`.
+    pub(crate) fn part_mut(
+        &mut self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Result<ViewMut<'_>, sdpa::LayoutError> {
+        let [batch, heads, all, dim] = self.shape;
+        let strides = [heads * all * dim, all * dim, dim, 1].map(|stride| stride as isize);
+        let offset = if rows.is_empty() || columns.is_empty() { 0 } else { rows.start * dim + columns.start };
+        let floats = if let Elements::F32(floats) = &mut self.elements { &mut floats[..] } else { &mut [] };
+        ViewMut::from_strides(floats, offset, [batch, heads, rows.len(), columns.len()], strides)
+    }
+
+    /// Returns the elements, if they are `f32`; none otherwise.
+    pub(crate) fn floats(&self) -> &[f32] {
+        if let Elements::F32(floats) = &self.elements { floats } else { &[] }
     }
 
     pub(crate) fn shape(&self) -> [usize; 4] {
@@ -121,6 +162,17 @@ impl Whole {
     pub(crate) fn place<'b>(&mut self, rows: Range<usize>, bytes: &'b [u8]) -> &'b [u8] {
         let heads = 0..self.shape[1];
         any!(&mut self.elements, |x| place(x, self.shape, [heads, rows], bytes))
+    }
+
+    /// Places some rows of all heads, of `batch` sequences, each where `at` says, and returns the bytes that are left.
+    pub(crate) fn place_rows<'b>(
+        &mut self,
+        batch: usize,
+        rows: Range<usize>,
+        at: impl Fn(usize, usize) -> [usize; 2],
+        bytes: &'b [u8],
+    ) -> &'b [u8] {
+        any!(&mut self.elements, |x| place_rows(x, self.shape, batch, rows, at, bytes))
     }
 
     /// Places all rows of some heads, and returns the bytes that are left.
@@ -159,6 +211,27 @@ fn place<'b, T: Bytes>(
     bytes
 }
 
+/// Places some rows of all heads, of `batch` sequences, and returns the bytes that are left. `at` says for each sequence and row
+/// where it goes.
+pub(crate) fn place_rows<'b, T: Bytes>(
+    to: &mut [T],
+    [_, heads, all_rows, dim]: [usize; 4],
+    batch: usize,
+    rows: Range<usize>,
+    at: impl Fn(usize, usize) -> [usize; 2],
+    mut bytes: &'b [u8],
+) -> &'b [u8] {
+    for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+        for row in rows.clone() {
+            let ([b, l], (here, rest)) = (at(b, row), bytes.split_at(dim * T::LEN));
+            let to = &mut to[((b * heads + h) * all_rows + l) * dim..][..dim];
+            to.iter_mut().zip(here.chunks_exact(T::LEN)).for_each(|(to, bytes)| *to = T::get(bytes));
+            bytes = rest;
+        }
+    }
+    bytes
+}
+
 /// Appends the bytes of some heads of a tensor.
 ///
 /// # Errors
@@ -177,7 +250,8 @@ pub(crate) fn pack(to: &mut Vec<u8>, x: Tensor<'_>, heads: Range<usize>) -> Resu
     Ok(())
 }
 
-fn append<T: Bytes>(to: &mut Vec<u8>, x: View<'_, T>, heads: Range<usize>) {
+/// Appends the elements of some heads of a view.
+pub(crate) fn append<T: Bytes>(to: &mut Vec<u8>, x: View<'_, T>, heads: Range<usize>) {
     let [batch, _, rows, dim] = x.shape();
     let begin = to.len();
     to.resize(begin + batch * heads.len() * rows * dim * T::LEN, 0);

@@ -11,6 +11,7 @@
 ///     keys: 65_536,
 ///     visible: 0.5, // causal
 ///     bytes: [2, 2, 2],
+///     options: [0, 0], // neither bias nor mask
 /// };
 /// assert_eq!(workload.key_value_bytes(), 65_536 * 8 * 256 * 2);
 /// assert_eq!(workload.flops(), 2.0 * 32.0 * 256.0 * 65_536f64.powi(2) * 0.5);
@@ -27,10 +28,13 @@ pub struct Workload {
     pub rows: usize,
     /// Keys of all ranks.
     pub keys: usize,
-    /// Share of the pairs of rows and keys that are seen: 1, or about ½ under a causal rule.
+    /// Share of the pairs of rows and keys that are seen: 1, or about ½ under a causal rule; less for ragged sequences.
     pub visible: f64,
     /// Bytes of an element of queries, keys and values.
     pub bytes: [usize; 3],
+    /// Bytes of the rows of biases and masks, of all ranks: of those that differ from head to head, and of those that all heads
+    /// share. They travel if the call is cut by heads.
+    pub options: [usize; 2],
 }
 
 impl Workload {

@@ -6,12 +6,14 @@ use crate::backward::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::backward::problem::BackwardProblem;
 use crate::backward::run::{BackwardPlan, BackwardWorkspace, no_memory};
 use crate::error::Error;
-use crate::inputs::{Inputs, WHOLE};
+use crate::inputs::Inputs;
 use crate::state::parted_call::{PartedCall, check_room};
 use crate::threads::exec::Exec;
 use crate::threads::run::Run;
 use core::ops::Range;
-use sdpa_kernels::{Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, WeightMod};
+use sdpa_kernels::{
+    Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, ViewMut, WeightMod,
+};
 
 /// Backward pass of query rows whose keys arrive in parts: push the keys in order, then write the gradients of the rows.
 ///
@@ -130,7 +132,56 @@ impl<'a> BackwardState<'a> {
         v: impl Into<Tensor<'k>>,
         sums: &mut KeyGradientSums,
     ) -> Result<(), Error> {
-        let (keys, [batch, heads, _, dim]) = ([k.into(), v.into()], self.call.inputs.q.shape());
+        self.pushed([k.into(), v.into()], sums, Gradients::new())
+    }
+
+    /// Pushes the next keys as [`Self::push`] does, and writes the gradient in the bias of these rows and keys: in the shape of the
+    /// bias, but with the columns of these keys alone; of a bias with columns for the first keys, those that it has. It is summed
+    /// over the rows of this state if the bias has one row for all.
+    ///
+    /// ```
+    /// use sdpa::{Attention, BackwardState, Exec, Inputs, KeyGradientShape, KeyGradientSums, Saved, View, ViewMut};
+    /// // One row, two keys of weight ½; the value of the second is 1, and so is the gradient in the output, which is ½.
+    /// let (q, k, v, half, one, lse) = ([0.0f32], [0.0; 2], [0.0, 1.0], [0.5], [1.0], [2f32.ln()]);
+    /// let (row, keys) = ([1, 1, 1, 1], [1, 1, 2, 1]);
+    /// let (k, v, bias) = (View::bhld(&k, keys)?, View::bhld(&v, keys)?, View::bhld(&k, [1, 1, 1, 2])?);
+    /// let saved = Saved::new(View::bhld(&half, row)?, View::bhld(&lse, row)?, View::bhld(&one, row)?);
+    /// let inputs = Inputs::new(View::bhld(&q, row)?, k, v).bias(bias);
+    /// let mut state = BackwardState::new(Attention::new(), inputs, saved, Exec::serial())?;
+    /// let mut sums = KeyGradientSums::new(KeyGradientShape { batch: 1, heads: 1, keys: 2, head_dim: 1, value_dim: 1 })?;
+    /// let mut dbias = [0.0; 2];
+    /// state.push_biased(k, v, &mut sums, ViewMut::bhld(&mut dbias, [1, 1, 1, 2])?)?;
+    /// assert_eq!(dbias, [-0.25, 0.25]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::push`]; [`Error::Mismatch`] for a gradient of another shape; [`Error::Needs`] without a bias, or if it has one
+    /// column: its gradient is a sum over all keys. State, sums and gradient are then unchanged.
+    pub fn push_biased<'k>(
+        &mut self,
+        k: impl Into<Tensor<'k>>,
+        v: impl Into<Tensor<'k>>,
+        sums: &mut KeyGradientSums,
+        dbias: ViewMut<'_>,
+    ) -> Result<(), Error> {
+        if self.call.inputs.shape_of("bias").is_some_and(|[.., columns]| columns == 1) {
+            return Err(Error::Needs {
+                argument: "dbias",
+                needs: "a bias with more columns than one, which is of all keys",
+            });
+        }
+        self.pushed([k.into(), v.into()], sums, Gradients::new().bias(dbias))
+    }
+
+    /// Pushes keys and writes gradients in their part of the bias, if they are wanted.
+    fn pushed(
+        &mut self,
+        keys: [Tensor<'_>; 2],
+        sums: &mut KeyGradientSums,
+        gradients: Gradients<'_>,
+    ) -> Result<(), Error> {
+        let [batch, heads, _, dim] = self.call.inputs.q.shape();
         let n = self.call.check_keys(keys, self.keys)?;
         sums.check(KeyGradientShape { batch, heads, keys: n, head_dim: dim, value_dim: self.call.value_dim })?;
         self.whole_blocks_before(n)?;
@@ -139,7 +190,7 @@ impl<'a> BackwardState<'a> {
         }
         let lens = self.call.inputs.lengths_from(self.keys, n);
         let (attention, inputs) = self.call.over(keys, self.keys, lens.as_deref());
-        let problem = attention.backward(inputs, self.saved, Gradients::new())?;
+        let problem = attention.backward(inputs, self.saved, gradients)?;
         self.run(BackwardProblem {
             part: Part::Keys { first_row: self.first_row, sums: sums.parts_mut() },
             ..problem
@@ -191,7 +242,7 @@ impl<'a> BackwardState<'a> {
     ///
     /// # Errors
     /// As [`Attention::backward`], for the gradients; [`Error::Needs`] for those of keys and values, which
-    /// [`KeyGradientSums::write`] writes, and of a bias. Gradients are then untouched.
+    /// [`KeyGradientSums::write`] writes, and of a bias, which [`Self::push_biased`] does. Gradients are then untouched.
     pub fn write(mut self, gradients: Gradients<'_>) -> Result<(), Error> {
         check_for_rows(&gradients)?;
         let lens = self.call.inputs.lengths_from(0, self.keys);
@@ -230,7 +281,7 @@ fn check_for_rows(gradients: &Gradients<'_>) -> Result<(), Error> {
     let refused = |argument, needs| Err(Error::Needs { argument, needs });
     match (k.is_some() || v.is_some(), bias) {
         (true, _) => refused("dk and dv", "the sums of the keys, which write them"),
-        (_, Some(_)) => refused("dbias", WHOLE),
+        (_, Some(_)) => refused("dbias", "the pushes of its keys, which write it"),
         _ => Ok(()),
     }
 }

@@ -1,9 +1,9 @@
 //! Inputs of calls whose keys come in parts.
 
-use crate::error::Error;
+use crate::error::{Error, at_most, same};
 use crate::inputs::{Cover, Covered, Inputs, Source};
 use core::ops::Range;
-use sdpa_kernels::{Bound, Mask, Tensor};
+use sdpa_kernels::{Bound, Mask, Tensor, View};
 
 /// Need of whatever a state, which has some of the keys, cannot take.
 pub(crate) const WHOLE: &str = "a call over all keys, not a state";
@@ -45,7 +45,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns inputs over tensors of some query heads and of the key/value heads that these share, with the options of these
-    /// inputs: slopes and sinks are cut to `heads`; biases and masks stay as they are.
+    /// inputs, cut to `heads` where they differ from head to head.
     ///
     /// ```
     /// use sdpa::{Inputs, View};
@@ -59,7 +59,146 @@ impl<'a> Inputs<'a> {
     pub fn of_heads(self, heads: Range<usize>, [q, k, v]: [Tensor<'a>; 3]) -> Self {
         // Where there are fewer, the call is refused as one over all heads is.
         let cut = |numbers: &'a [f32]| numbers.get(heads.clone()).unwrap_or(numbers);
-        Self { q, source: Source::Tensors { k, v }, alibi: self.alibi.map(cut), sinks: self.sinks.map(cut), ..self }
+        let some = |all: usize| if all == 1 { 0..1 } else { heads.clone() };
+        let (bias, mask) = self.bias_and_mask();
+        let bias = bias.map(|bias| bias.heads_in(some(bias.shape()[1])).unwrap_or(bias));
+        let mask = mask.map(|mask| mask.heads(some(mask.shape()[1])).unwrap_or(mask));
+        let (alibi, sinks) = (self.alibi.map(cut), self.sinks.map(cut));
+        Self { q, source: Source::Tensors { k, v }, alibi, sinks, ..self.with_bias_and_mask(bias, mask) }
+    }
+
+    /// Returns the elements of the bias and the bytes of the mask, as they were given.
+    ///
+    /// ```
+    /// use sdpa::{Inputs, Mask, View};
+    /// let (x, padding) = ([0.0; 3 * 8], [true, true, false]);
+    /// let (x, padding) = (View::bhld(&x, [1, 1, 3, 8])?, View::bhld(&padding, [1, 1, 1, 3])?);
+    /// let (bias, mask) = Inputs::new(x, x, x).mask(Mask::keep(padding)).bias_and_mask();
+    /// assert!(bias.is_none() && mask.is_some_and(|mask| mask.shape() == [1, 1, 1, 3]));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    pub fn bias_and_mask(&self) -> (Option<Tensor<'a>>, Option<View<'a, u8>>) {
+        (self.bias.map(|bias| bias.of), self.mask.map(|mask| mask.of.view()))
+    }
+
+    /// Replaces the elements of a bias and the bytes of a mask, which else stay what they are: keys to keep or to drop, with
+    /// columns for all keys or for the first. What these inputs do not have is not added.
+    ///
+    /// ```
+    /// use sdpa::{Inputs, Mask, View};
+    /// let (x, all) = ([0.0; 3 * 8], [true, true, false, false, true, false, true, true, true]);
+    /// let (x, all) = (View::bhld(&x, [1, 1, 3, 8])?, View::bhld(&all, [1, 1, 3, 3])?);
+    /// let inputs = Inputs::new(x, x, x).mask(Mask::keep(all));
+    /// let second = inputs.with_bias_and_mask(None, inputs.bias_and_mask().1.and_then(|mask| mask.rows(1..2)));
+    /// assert!(second.bias_and_mask().1.is_some_and(|mask| mask.shape() == [1, 1, 1, 3]));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_bias_and_mask(self, bias: Option<Tensor<'a>>, mask: Option<View<'a, u8>>) -> Self {
+        let with_bias = |given: Covered<Tensor<'a>>| Covered { of: bias.unwrap_or(given.of), ..given };
+        let with_mask =
+            |given: Covered<Mask<'a>>| Covered { of: mask.map_or(given.of, |mask| given.of.with_view(mask)), ..given };
+        Self { bias: self.bias.map(with_bias), mask: self.mask.map(with_mask), ..self }
+    }
+
+    /// Returns the ends of ragged sequences laid end to end in tensors, of their rows and of their keys, as
+    /// [`Self::ragged`] took them; `None` if sequences are not ragged.
+    ///
+    /// ```
+    /// use sdpa::{Inputs, View};
+    /// let x = [0.0; 5 * 8];
+    /// let x = View::bhld(&x, [1, 1, 5, 8])?;
+    /// let inputs = Inputs::new(x, x, x).ragged(&[0, 2, 5], &[0, 4, 5]);
+    /// assert_eq!(inputs.ragged_ends(), Some([&[0, 2, 5][..], &[0, 4, 5]]));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    pub fn ragged_ends(&self) -> Option<[&'a [usize]; 2]> {
+        self.ragged.and_then(|ragged| Some([ragged.q, ragged.k?]))
+    }
+
+    /// Returns the number of valid keys of each sequence, as [`Self::kv_lens`] took them.
+    ///
+    /// ```
+    /// use sdpa::{Inputs, View};
+    /// let x = [0.0; 5 * 8];
+    /// let x = View::bhld(&x, [1, 1, 5, 8])?;
+    /// assert_eq!(Inputs::new(x, x, x).kv_lens(&[3]).key_lens(), Some(&[3][..]));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    pub fn key_lens(&self) -> Option<&'a [usize]> {
+        self.kv_lens
+    }
+
+    /// Returns the inputs of some rows of one ragged sequence, as a call of that sequence alone has them: for a state.
+    /// `rows` are counted in the queries, which may be but a stretch of those of the call. Biases and masks of the whole have
+    /// batch 1 and the rows of the queries, or one row for all and batch 1 or as many as sequences; their columns are the
+    /// keys of the longest sequence.
+    ///
+    /// ```
+    /// use sdpa::{Attention, AttnState, Exec, Inputs, View};
+    /// // Sequences of 2 and 3 rows, of which rows 1, 2 and 3 are here: the last two belong to the second.
+    /// let x = [0.0; 5 * 8];
+    /// let (q, kv) = (View::bhld(&x[..24], [1, 1, 3, 8])?, View::bhld(&x, [1, 1, 5, 8])?);
+    /// let inputs = Inputs::new(q, kv, kv).ragged(&[0, 2, 5], &[0, 4, 5]).kv_lens(&[3, 1]);
+    /// let second = inputs.of_sequence(1, 1..3)?;
+    /// assert_eq!(second.queries().shape(), [1, 1, 2, 8]);
+    /// let state = AttnState::from_inputs(Attention::new(), second, Exec::serial())?;
+    /// assert!(state.sees(0..1) && !state.sees(1..9));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Needs`] unless sequences are ragged, laid end to end in tensors; [`Error::Sequence`] or [`Error::Range`] for a
+    /// sequence or rows that are not there; [`Error::Mismatch`] for lengths, biases or masks of other sizes;
+    /// [`Error::Entry`] for a length beyond the keys of its sequence.
+    pub fn of_sequence(self, sequence: usize, rows: Range<usize>) -> Result<Self, Error> {
+        let needs = "sequences laid end to end in tensors";
+        let [_, k] = self.ragged_ends().ok_or(Error::Needs { argument: "ragged", needs })?;
+        let sequences = k.len().saturating_sub(1);
+        if sequence >= sequences {
+            return Err(Error::Sequence { argument: "ragged", got: sequence, sequences });
+        }
+        same("q", "batch", self.q.shape()[0], 1, "a ragged call")?;
+        at_most(self.q.shape()[2], "the rows of q").check("rows", "end", rows.end)?;
+        at_most(rows.end, "the end of the rows").check("rows", "first row", rows.start)?;
+        let len = |s: usize| k[s + 1].saturating_sub(k[s]);
+        if let Some(lens) = self.kv_lens {
+            same("kv_lens", "length", lens.len(), sequences, "the batch")?;
+            let (got, limit, of) = (lens[sequence], len(sequence), Some("the keys of that sequence"));
+            if got > limit {
+                let bound = Bound::AtMost;
+                return Err(Error::Entry { argument: "kv_lens", index: sequence, got, bound, limit, of });
+            }
+        }
+        let longest = || (0..sequences).map(len).max().unwrap_or(0);
+        let fits = |argument, [batch, _, all, columns]: [usize; 4], cover| {
+            if all != 1 {
+                same(argument, "rows", all, self.q.shape()[2], "q")?;
+            }
+            if batch != 1 {
+                same(argument, "batch", batch, if all == 1 { sequences } else { 1 }, "the call")?;
+            }
+            match (cover, columns) {
+                (Cover::FirstKeys, _) | (_, 1) => Ok(()),
+                _ => same(argument, "columns", columns, longest(), "k (keys of the longest sequence)"),
+            }
+        };
+        self.bias.map_or(Ok(()), |Covered { of, cover }| fits("bias", of.shape(), cover))?;
+        self.mask.map_or(Ok(()), |Covered { of, cover }| fits("mask", of.view().shape(), cover))?;
+        let of_all = |n: usize, some: Range<usize>| if n == 1 { 0..1 } else { some };
+        let part = |[batch, _, all, _]: [usize; 4]| (of_all(batch, sequence..sequence + 1), of_all(all, rows.clone()));
+        let (bias, mask) = self.bias_and_mask();
+        let bias = bias.and_then(|of| {
+            let (batch, rows) = part(of.shape());
+            of.batch_in(batch)?.rows_in(rows)
+        });
+        let mask = mask.and_then(|of| {
+            let (batch, rows) = part(of.shape());
+            of.batch(batch)?.rows(rows)
+        });
+        let kv_lens = self.kv_lens.map(|lens| &lens[sequence..=sequence]);
+        let q = self.q.rows_in(rows.clone()).unwrap_or(self.q);
+        Ok(Self { q, kv_lens, ragged: None, ..self.with_bias_and_mask(bias, mask) })
     }
 
     /// Refuses inputs whose keys cannot come in parts.

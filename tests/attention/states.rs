@@ -234,3 +234,31 @@ fn what_a_state_refuses() {
     let heads = View::from_strides(&one, 0, [1, 1 << 50, 1, 8], [0; 4]).unwrap();
     assert!(matches!(state(Inputs::new(heads, wide, wide)), Err(Error::TooLarge { .. } | Error::Memory { .. })));
 }
+
+#[test]
+fn rows_of_one_ragged_sequence_are_inputs_of_a_state_and_what_does_not_fit_is_refused() {
+    let (x, ends, mask) = (vec![0.5f32; 2 * 9 * 8], [0, 4, 9], vec![true; 2 * 3 * 5]);
+    let of = |rows: usize| View::bhld(&x[..2 * rows * 8], [1, 2, rows, 8]).unwrap();
+    // Rows 3, 4 and 5, of which the first is of the first sequence.
+    let inputs = Inputs::new(of(3), of(9), of(9)).ragged(&ends, &ends);
+    let mask_of = |shape: [usize; 4]| {
+        let len = shape.iter().product::<usize>();
+        inputs.mask(Mask::keep(View::bhld(&mask[..len], shape).unwrap()))
+    };
+    let second = mask_of([1, 2, 3, 5]).of_sequence(1, 1..3).unwrap();
+    assert_eq!(second.bias_and_mask().1.unwrap().shape(), [1, 2, 2, 5]);
+    assert_eq!(mask_of([2, 1, 1, 5]).of_sequence(1, 1..3).unwrap().bias_and_mask().1.unwrap().shape(), [1, 1, 1, 5]);
+    AttnState::from_inputs(Attention::new(), second, Exec::serial()).unwrap();
+    let says = |inputs: Inputs<'_>, sequence, rows, message: &str| {
+        let error = inputs.of_sequence(sequence, rows).expect_err(message).to_string();
+        assert!(error.contains(message), "{error}, not {message}");
+    };
+    says(Inputs::new(of(3), of(9), of(9)), 0, 0..1, "ragged: needs sequences laid end to end in tensors");
+    says(inputs, 2, 0..1, "ragged");
+    says(inputs, 0, 0..4, "rows: end is 4, but must be at most 3, the rows of q");
+    says(inputs.kv_lens(&[1]), 0, 0..1, "kv_lens: length is 1, but the batch has 2");
+    says(inputs.kv_lens(&[4, 6]), 1, 1..3, "6");
+    says(mask_of([1, 1, 2, 5]), 0, 0..1, "mask: rows is 2, but q has 3");
+    says(mask_of([2, 1, 3, 5]), 0, 0..1, "mask: batch is 2, but the call has 1");
+    says(mask_of([1, 1, 3, 4]), 0, 0..1, "mask: columns is 4, but k (keys of the longest sequence) has 5");
+}

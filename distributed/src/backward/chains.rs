@@ -1,7 +1,7 @@
 //! Way of keys through a backward pass: parcels of whole key blocks, which go with the sums of their gradients from stretch to
 //! stretch of the rows, in order.
 
-use crate::layout::{PARCEL, Parcel, Stretch};
+use crate::layout::{PARCEL, Parcel, Part};
 use core::ops::Range;
 
 /// Keys that are computed by themselves.
@@ -14,29 +14,50 @@ const PARCELS_A_STRETCH: usize = 4;
 /// Whole key blocks that travel together, and where their keys lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Blocks {
+    /// Number of the sequence, if sequences are ragged, and where it begins.
+    pub(crate) sequence: Option<usize>,
+    pub(crate) first: usize,
     pub(crate) keys: Range<usize>,
     /// Pieces of stretches of keys, in order.
     pub(crate) pieces: Vec<Parcel>,
 }
 
-/// Cuts stretches of keys into whole key blocks, where each key and its sums take so many bytes, for these stretches of rows.
-pub(crate) fn blocks(keys: &[Stretch], rows: &[Stretch], bytes: usize) -> Vec<Blocks> {
-    let all = keys.last().map_or(0, |last| last.range.end);
-    let of_rank = |rank| rows.iter().filter(|stretch| stretch.rank == rank).count();
-    let most = rows.iter().map(|stretch| of_rank(stretch.rank)).max().unwrap_or(1);
-    // A rank holds those that it computes, and those that come next, for each of its stretches.
+/// Cuts keys into whole key blocks of each sequence, where each key and its sums take so many bytes, for these parts of the rows.
+pub(crate) fn blocks(keys: &[Part], rows: &[Part], bytes: usize) -> Vec<Blocks> {
+    let of_one_rank = |parts: &[Part]| {
+        let of_rank = |rank| parts.iter().filter(|part| part.rank == rank).count();
+        parts.iter().map(|part| of_rank(part.rank)).max().unwrap_or(1)
+    };
+    // A rank holds those that it computes, and those that come next, for each of its parts of a sequence.
+    let most = rows.chunk_by(are_together).map(of_one_rank).max().unwrap_or(1);
     let fit = PARCEL / (2 * most) / bytes.max(1);
-    let step = fit.min(all / (PARCELS_A_STRETCH * rows.len().max(1))) / KEY_BLOCK;
+    keys.chunk_by(are_together).flat_map(|keys| of_sequence(keys, rows, fit)).collect()
+}
+
+/// Returns true if parts are of the same sequence.
+fn are_together(a: &Part, b: &Part) -> bool {
+    a.sequence == b.sequence
+}
+
+/// Cuts the keys of a sequence into whole key blocks, `fit` keys or a block at most.
+fn of_sequence(keys: &[Part], rows: &[Part], fit: usize) -> Vec<Blocks> {
+    let [Part { sequence, first, .. }, ..] = keys else { return Vec::new() };
+    let all = keys.iter().map(|part| part.range.len()).sum::<usize>();
+    let through = rows.iter().filter(|part| part.sequence == *sequence).count();
+    let step = fit.min(all / (PARCELS_A_STRETCH * through.max(1))) / KEY_BLOCK;
     let step = step.max(1) * KEY_BLOCK;
-    let piece = |stretch: &Stretch, range: &Range<usize>| {
-        let keys = stretch.range.start.max(range.start)..stretch.range.end.min(range.end);
-        let rows = keys.start.checked_sub(stretch.range.start)?..keys.end.checked_sub(stretch.range.start)?;
-        let parcel = Parcel { owner: stretch.rank, stretch: stretch.number, rows, keys };
+    let piece = |part: &Part, range: &Range<usize>| {
+        let keys = part.range.start.max(range.start)..part.range.end.min(range.end);
+        let rows = keys.start.checked_sub(part.begin)?..keys.end.checked_sub(part.begin)?;
+        let parcel = Parcel { owner: part.rank, stretch: part.number, rows, keys };
         (!parcel.keys.is_empty()).then_some(parcel)
     };
     (0..all.div_ceil(step))
-        .map(|n| n * step..all.min((n + 1) * step))
-        .map(|range| Blocks { pieces: keys.iter().filter_map(|stretch| piece(stretch, &range)).collect(), keys: range })
+        .map(|n| first + n * step..first + all.min((n + 1) * step))
+        .map(|range| {
+            let pieces = keys.iter().filter_map(|part| piece(part, &range)).collect();
+            Blocks { sequence: *sequence, first: *first, pieces, keys: range }
+        })
         .collect()
 }
 
@@ -55,14 +76,15 @@ pub(crate) struct Task {
 /// the round before, and ends a round when all that it sent in it is taken: so no rank waits for one that waits for it.
 #[derive(Debug)]
 pub(crate) struct Chains {
-    stretches: Vec<Stretch>,
+    /// Parts of stretches of rows.
+    stretches: Vec<Part>,
     /// For each parcel.
     through: Vec<Range<usize>>,
 }
 
 impl Chains {
     /// `seen` says for each parcel which stretches see some of its keys.
-    pub(crate) fn new(stretches: Vec<Stretch>, seen: impl Iterator<Item = Vec<bool>>) -> Self {
+    pub(crate) fn new(stretches: Vec<Part>, seen: impl Iterator<Item = Vec<bool>>) -> Self {
         let through = |seen: Vec<bool>| match seen.iter().position(|&seen| seen) {
             Some(first) => first..seen.iter().rposition(|&seen| seen).unwrap_or(first) + 1,
             None => 0..0,
@@ -70,7 +92,7 @@ impl Chains {
         Self { stretches, through: seen.map(through).collect() }
     }
 
-    pub(crate) fn stretches(&self) -> &[Stretch] {
+    pub(crate) fn stretches(&self) -> &[Part] {
         &self.stretches
     }
 
@@ -80,8 +102,13 @@ impl Chains {
     }
 
     /// Returns the last stretch that a parcel goes through.
-    pub(crate) fn last(&self, parcel: usize) -> &Stretch {
+    pub(crate) fn last(&self, parcel: usize) -> &Part {
         &self.stretches[self.through[parcel].end - 1]
+    }
+
+    /// Returns true if no later parcel goes through a task's stretch.
+    pub(crate) fn ends(&self, Task { stretch, parcel }: Task) -> bool {
+        !self.through[parcel + 1..].iter().any(|through| through.contains(&stretch))
     }
 
     /// Number of rounds.
@@ -91,7 +118,7 @@ impl Chains {
 
     /// Returns the tasks of a rank in a round.
     pub(crate) fn tasks(&self, rank: usize, round: usize) -> Vec<Task> {
-        let task = |(stretch, of): (usize, &Stretch)| {
+        let task = |(stretch, of): (usize, &Part)| {
             let parcel = round.checked_sub(1 + stretch)?;
             let goes = of.rank == rank && self.through.get(parcel)?.contains(&stretch);
             goes.then_some(Task { stretch, parcel })
@@ -124,9 +151,11 @@ impl Chains {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Stretch;
+    use crate::sequences::{OF_KEYS, OF_ROWS, Sequences};
 
-    fn stretch(rank: usize, number: usize, range: Range<usize>) -> Stretch {
-        Stretch { rank, number, range }
+    fn stretch(rank: usize, number: usize, range: Range<usize>) -> Part {
+        Part { rank, number, begin: range.start, range, sequence: None, first: 0 }
     }
 
     #[test]
@@ -135,7 +164,7 @@ mod tests {
         for bytes in [1, 1 << 12, 1 << 30] {
             let blocks = blocks(&keys, &[stretch(0, 0, 0..5)], bytes);
             let mut next = 0;
-            for Blocks { keys: range, pieces } in &blocks {
+            for Blocks { keys: range, pieces, .. } in &blocks {
                 assert!(range.start == next && range.start.is_multiple_of(KEY_BLOCK));
                 for piece in pieces {
                     assert_eq!((piece.keys.start, piece.keys.len()), (next, piece.rows.len()));
@@ -147,6 +176,21 @@ mod tests {
             }
             assert_eq!(next, 1000);
         }
+    }
+
+    #[test]
+    fn blocks_of_ragged_sequences_begin_with_them() {
+        let sequences = Sequences::of(&[0, 5, 9], &[0, 300, 900]).unwrap();
+        let stretches = [0..200, 200..900].map(|range| Stretch { rank: 0, number: 0, range });
+        let keys: Vec<_> = stretches.iter().flat_map(|stretch| sequences.parts(OF_KEYS, stretch)).collect();
+        let rows = sequences.parts(OF_ROWS, &Stretch { rank: 1, number: 0, range: 0..9 });
+        let found: Vec<_> = blocks(&keys, &rows, 1 << 30)
+            .into_iter()
+            .map(|Blocks { sequence, first, keys, pieces }| (sequence, first, keys, pieces.len()))
+            .collect();
+        let first = [(Some(0), 0, 0..256, 2), (Some(0), 0, 256..300, 1)];
+        let second = [(Some(1), 300, 300..556, 1), (Some(1), 300, 556..812, 1), (Some(1), 300, 812..900, 1)];
+        assert_eq!(found, [&first[..], &second].concat());
     }
 
     #[test]
@@ -173,5 +217,6 @@ mod tests {
         assert_eq!((chains.before(task), chains.after(task)), (Some(0), Some(1)));
         assert_eq!(chains.before(Task { stretch: 1, parcel: 1 }), None);
         assert_eq!(chains.after(Task { stretch: 4, parcel: 3 }), None);
+        assert!(!chains.ends(Task { stretch: 4, parcel: 0 }) && chains.ends(Task { stretch: 2, parcel: 1 }));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::backward::chains::{Blocks, Chains, ROW_BLOCK, Task};
 use crate::backward::flight::{Flight, Until, Wait};
+use crate::backward::parts::{Parts, copy};
 use crate::error::Error;
 use crate::group::Group;
 use crate::layout::Parcel;
@@ -11,9 +12,7 @@ use crate::parcel::{Sizes, Travelling};
 use crate::prompt::Call;
 use crate::report::Report;
 use crate::stream::beside;
-use sdpa::{
-    Attention, BackwardState, Bf16, F16, Gradients, KeyGradientShape, KeyGradientSums, Tensor, TensorMut, ViewMut,
-};
+use sdpa::{Attention, Gradients, KeyGradientShape, KeyGradientSums, Tensor, TensorMut, ViewMut};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -47,8 +46,7 @@ pub(crate) struct Pass<'r, 'c, 'a> {
     plan: &'r Plan,
     /// Keys and values of this rank, stretch by stretch.
     own: Vec<[Tensor<'a>; 2]>,
-    /// States of the rank's stretches of rows, by their number among all.
-    states: BTreeMap<usize, BackwardState<'a>>,
+    parts: Parts<'a>,
     /// Gradients of own keys and values, stretch by stretch, as far as they are known.
     gradients: Vec<[Vec<f32>; 2]>,
     flight: Flight,
@@ -63,7 +61,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         call: &'r Call<'_, 'c>,
         plan: &'r Plan,
         own: Vec<[Tensor<'a>; 2]>,
-        states: BTreeMap<usize, BackwardState<'a>>,
+        parts: Parts<'a>,
     ) -> Result<Self, Error> {
         let of = |kv: &[Tensor<'_>; 2]| -> Result<_, Error> {
             let [k, v] = kv.map(|tensor| zeros(tensor.shape().iter().product()));
@@ -72,7 +70,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         let gradients = own.iter().map(of).collect::<Result<_, _>>()?;
         let (flight, memory, here, report) = Default::default();
         let (group, attention) = (call.group, call.attention);
-        Ok(Self { group, attention, plan, own, states, gradients, flight, memory, here, report })
+        Ok(Self { group, attention, plan, own, parts, gradients, flight, memory, here, report })
     }
 
     /// Runs all rounds.
@@ -96,25 +94,17 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
             self.flight.sums_out.clear();
         }
         for (parcel, blocks) in all.iter().enumerate() {
-            let own = |task: &usize| chains.through(parcel).contains(task);
-            let n = blocks.keys.len();
-            if self.states.keys().any(own) { self.report.computed += n } else { self.report.hidden += n }
+            let (n, of) = (blocks.keys.len(), &chains.stretches()[chains.through(parcel).clone()]);
+            if of.iter().any(|part| part.rank == rank) { self.report.computed += n } else { self.report.hidden += n }
         }
         Ok(())
     }
 
     /// Writes the gradients, of each stretch of rows and of keys.
-    pub(crate) fn write(
-        self,
-        dq: BTreeMap<usize, Gradients<'_>>,
-        dkv: Vec<[TensorMut<'_>; 2]>,
-    ) -> Result<Report, Error> {
+    pub(crate) fn write(self, of_rows: Vec<Gradients<'_>>, dkv: Vec<[TensorMut<'_>; 2]>) -> Result<Report, Error> {
         let (mut report, begin) = (self.report, Instant::now());
         let keys = self.plan.parcels.last().map_or(0, |last| last.keys.end);
-        for ((_, mut state), (_, dq)) in self.states.into_iter().zip(dq) {
-            state.skip(keys - state.len())?;
-            state.write(dq)?;
-        }
+        self.parts.write(of_rows, keys)?;
         for (gradients, to) in self.gradients.iter().flatten().zip(dkv.into_iter().flatten()) {
             copy(gradients, to);
         }
@@ -195,14 +185,15 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
     /// Begins to receive what a task of the next round needs from other ranks.
     fn receive(&mut self, task: Task) -> Result<(), Error> {
         let (plan, rank, Task { parcel, stretch }) = (self.plan, self.group.comm.rank, task);
-        let Blocks { keys, pieces } = &plan.parcels[parcel];
+        let Blocks { keys, pieces, .. } = &plan.parcels[parcel];
         match plan.chains.before(task) {
             // The task before hands them on.
             Some(before) if before == rank => Ok(()),
             Some(before) => {
                 let travelling = self.travel(parcel, &[], keys.len(), [Some(before), self.next(task)])?;
                 self.flight.keys.insert(task, vec![travelling]);
-                let rows = plan.chains.stretches()[stretch].range.start;
+                let of = &plan.chains.stretches()[stretch];
+                let rows = of.range.start - of.first;
                 let sums = self.receive_sums(keys.len(), rows, self.way(parcel, Kind::Sums, Some(before), None))?;
                 self.flight.sums.insert(task, sums);
                 Ok(())
@@ -227,7 +218,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
             let own = plan.parcels[parcel].pieces.iter().enumerate().filter(|(_, piece)| piece.owner == rank);
             for (n, piece) in own.filter(|_| last.rank != rank) {
                 let way = self.way(parcel, Kind::Back, Some(last.rank), None);
-                let sums = self.receive_sums(piece.keys.len(), last.range.end, way)?;
+                let sums = self.receive_sums(piece.keys.len(), last.range.end - last.first, way)?;
                 self.flight.back.insert((parcel, n), sums);
             }
         }
@@ -249,7 +240,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
     /// Returns the keys and values of a task, all of which are here: on their way to the next stretch, if that is on another rank.
     fn keys_of(&mut self, task: Task) -> Result<Travelling, Error> {
         let (plan, mut here) = (self.plan, self.flight.keys.remove(&task).unwrap_or_default());
-        let Blocks { keys, pieces } = &plan.parcels[task.parcel];
+        let Blocks { keys, pieces, .. } = &plan.parcels[task.parcel];
         let whole = here.len() == 1 && (plan.chains.before(task).is_some() || pieces.len() == 1);
         if let Some(whole) = here.pop_if(|_| whole) {
             return Ok(whole);
@@ -273,14 +264,24 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         };
         let begin = Instant::now();
         let tensors = self.flight.keys_out.last().and_then(Travelling::tensors);
-        let (Some([k, v]), Some(state)) = (tensors, self.states.get_mut(&stretch)) else {
+        let (Some([k, v]), Some(part)) = (tensors, self.parts.numbered.get_mut(&stretch)) else {
             unreachable!("the keys were waited for")
         };
-        let first = plan.parcels[parcel].keys.start;
+        let Blocks { keys, first, .. } = &plan.parcels[parcel];
+        let keys = keys.start - first..keys.end - first;
+        let whole = self.parts.biases[part.stretch].as_mut();
+        let dbias = whole.map(|whole| part.dbias(whole, keys.clone())).transpose()?;
+        let state = part.state()?;
         beside(self.group.pool, &self.flight, || {
-            state.skip(first - state.len())?;
-            state.push(k, v, &mut sums)
+            state.skip(keys.start - state.len())?;
+            match dbias {
+                Some(dbias) => state.push_biased(k, v, &mut sums, dbias),
+                None => state.push(k, v, &mut sums),
+            }
         })?;
+        if plan.chains.ends(task) {
+            self.parts.complete(stretch)?;
+        }
         self.report.computing += begin.elapsed();
         self.hand_on(task, sums)
     }
@@ -288,7 +289,8 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
     /// Hands the keys and sums of a task on: to the next stretch, here or elsewhere, or the sums to the owners of the keys.
     fn hand_on(&mut self, task: Task, sums: KeyGradientSums) -> Result<(), Error> {
         let (plan, rank, Task { stretch, parcel }) = (self.plan, self.group.comm.rank, task);
-        let (Blocks { keys, pieces }, rows) = (&plan.parcels[parcel], plan.chains.stretches()[stretch].range.end);
+        let (Blocks { keys, pieces, .. }, of) = (&plan.parcels[parcel], &plan.chains.stretches()[stretch]);
+        let rows = of.range.end - of.first;
         match plan.chains.after(task) {
             Some(next) if next == rank => {
                 let next = Task { stretch: stretch + 1, parcel };
@@ -340,25 +342,5 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         };
         let gradients = Gradients::new().k(view(dk, of[0])?).v(view(dv, of[1])?);
         Ok(sums.write(&self.attention, gradients, self.group.exec)?)
-    }
-}
-
-/// Copies gradients, rounded to the elements of a tensor.
-fn copy(gradients: &[f32], to: TensorMut<'_>) {
-    match to {
-        TensorMut::F32(to) => copy_as(gradients, to, |x| x),
-        TensorMut::Bf16(to) => copy_as(gradients, to, Bf16::from_f32),
-        TensorMut::F16(to) => copy_as(gradients, to, F16::from_f32),
-        _ => unreachable!("a tensor of another type"),
-    }
-}
-
-fn copy_as<T>(gradients: &[f32], mut to: ViewMut<'_, T>, convert: impl Fn(f32) -> T) {
-    let [batch, heads, rows, dim] = to.shape();
-    let indices = (0..batch * heads * rows).flat_map(|row| (0..dim).map(move |d| (row, d)));
-    for (&gradient, (row, d)) in gradients.iter().zip(indices) {
-        if let Some(element) = to.get_mut([row / rows / heads, row / rows % heads, row % rows, d]) {
-            *element = convert(gradient);
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::description::Description;
 use crate::share::{of_all, of_keys, of_rows};
-use sdpa::{Attention, Gradients, Inputs, Saved, Tensor, TensorMut};
+use sdpa::{Attention, Gradients, Inputs, Saved, Tensor, TensorMut, ViewMut};
 
 /// Share of a rank in a backward pass: stretches of query rows, and stretches of keys and values, as in a
 /// [`Share`](crate::Share), with the gradients that it wants.
@@ -33,7 +33,9 @@ pub(crate) struct Rows<'a> {
     pub(crate) first: usize,
     pub(crate) inputs: Inputs<'a>,
     pub(crate) saved: Saved<'a>,
+    /// Gradients but for that in the bias.
     pub(crate) gradients: Gradients<'a>,
+    pub(crate) dbias: Option<ViewMut<'a>>,
 }
 
 /// Stretch of keys and values.
@@ -59,11 +61,14 @@ impl<'a> BackwardShare<'a> {
     }
 
     /// Adds a stretch of query rows as [`Self::rows`] does, with any gradients that a
-    /// [`BackwardState`](sdpa::BackwardState) writes: in queries, and in sinks, slopes and scale, if it has all rows of the call,
-    /// over which those are sums.
+    /// [`BackwardState`](sdpa::BackwardState) writes: in queries; in the bias, if that has a row for each of these rows and more
+    /// columns than one; and in sinks, slopes, scale and a bias of one row for all, if the stretch has all rows of a call without
+    /// ragged sequences, over which those are sums.
     #[must_use]
     pub fn rows_with(mut self, first: usize, inputs: Inputs<'a>, saved: Saved<'a>, gradients: Gradients<'a>) -> Self {
-        self.rows.push(Rows { first, inputs, saved, gradients });
+        let mut gradients = gradients;
+        let dbias = gradients.bias.take();
+        self.rows.push(Rows { first, inputs, saved, gradients, dbias });
         self
     }
 
@@ -87,10 +92,25 @@ impl<'a> BackwardShare<'a> {
         let stretches: Result<_, _> = self
             .rows
             .iter()
-            .map(|rows| of_rows(rows.first, &rows.inputs, attention))
+            .map(|rows| rows.description(attention))
             .chain(self.keys.iter().map(Keys::description))
             .collect();
         Ok(of_all(stretches?, attention))
+    }
+}
+
+/// Beginning of the name under which a stretch says that one row of the bias stands for all.
+pub(crate) const ONE_ROW: &str = "one row of the bias for those from ";
+
+impl Rows<'_> {
+    fn description(&self, attention: &Attention) -> Result<Description, sdpa::Error> {
+        let mut description = of_rows(self.first, &self.inputs, attention)?;
+        let rows = self.inputs.bias_and_mask().0.map(|bias| bias.shape()[2]);
+        // A single row may be one of several.
+        if rows == Some(1) && self.inputs.queries().shape()[2] != 1 {
+            description.fact(format!("{ONE_ROW}{}", self.first), "given");
+        }
+        Ok(description)
     }
 }
 

@@ -7,13 +7,18 @@ use sdpa_mpi::{BackwardShare, Error, Ranks, Share};
 /// Rows and keys of each rank.
 const N: usize = 40;
 
-pub(crate) const FAULTS: [Fault; 10] = [
+pub(crate) const FAULTS: [Fault; 11] = [
     fault("backward scale", "scale: rank 1 has 2, but rank 0 has 0.35355338", Kind::Said),
     fault("backward window", "settings: rank 1 has Attention", Kind::Said),
     fault("backward call", "call: rank 1 has forward pass, but rank 0 has backward pass", Kind::Said),
     fault("backward gap", "keys 40..41: no rank has them", Kind::Said),
     fault("backward queries", "rank 1 refused its part of the call: dq: rows is 39, but q has 40", Kind::Own),
     fault("backward sum", "rank 1 refused its part of the call: dscale: needs one stretch with all rows", Kind::Own),
+    fault(
+        "backward bias",
+        "rank 1 refused its part of the call: dbias: needs a bias with a row for each row, or one stretch with all rows",
+        Kind::Own,
+    ),
     fault("backward keys", "rank 1 refused its part of the call: dk: rows is 39, but k has 40", Kind::Own),
     fault("backward late", "waited 3s in vain for rank 1: what it has of the call", Kind::Late),
     fault("backward dead", "waited 3s in vain for rank 1: what it has of the call", Kind::Dies),
@@ -34,7 +39,10 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
     let (mut dq, mut dk, mut dv) = (vec![7.0f32; N * DIM], vec![7.0f32; n * DIM], vec![7.0f32; n * DIM]);
     let (q, kv) = (View::bhld(&x[..N * DIM], [1, 1, N, DIM])?, View::bhld(&x[..n * DIM], [1, 1, n, DIM])?);
     let first = rank * n + usize::from(name == "backward gap" && rank >= GUILTY);
+    let (bias, mut dbias) = ([0.0f32; 7 * N], [7.0f32; 7 * N]);
     let inputs = Inputs::new(q, kv, kv);
+    let columns = [1, 1, 1, 7 * N];
+    let inputs = if name == "backward bias" { inputs.bias(View::bhld(&bias, columns)?) } else { inputs };
     let result = if is("backward call") {
         let outputs = Outputs::new(ViewMut::bhld(&mut dq, [1, 1, N, DIM])?);
         ranks.attention(&attention, Share::new().rows(rank * N, inputs, outputs).keys(first, kv, kv))
@@ -44,6 +52,8 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
         let keys = n - usize::from(is("backward keys"));
         let gradients = Gradients::new().q(ViewMut::bhld(&mut dq[..rows * DIM], [1, 1, rows, DIM])?);
         let gradients = if is("backward sum") { gradients.scale(&mut dscale) } else { gradients };
+        let gradients =
+            if is("backward bias") { gradients.bias(ViewMut::bhld(&mut dbias, columns)?) } else { gradients };
         let share = BackwardShare::new().rows_with(rank * N, inputs, saved, gradients).keys(
             first,
             kv,
@@ -54,7 +64,7 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
         ranks.attention_backward(&attention, share)
     };
     assert!(
-        result.is_ok() || dq.iter().chain(&dk).chain(&dv).chain([&dscale]).all(|&x| x == 7.0),
+        result.is_ok() || dq.iter().chain(&dk).chain(&dv).chain(&dbias).chain([&dscale]).all(|&x| x == 7.0),
         "gradients were written"
     );
     result.map(|_| ())

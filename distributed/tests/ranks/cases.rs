@@ -27,7 +27,7 @@ pub(crate) struct Shared {
 const LONG: u64 = 25;
 const WIDE: u64 = 5;
 
-/// A random case that can be shared out: no ragged sequences, no weight function, no bottom-right beside key lengths.
+/// A random case that can be shared out: no weight function, no bottom-right beside key lengths unless sequences are ragged.
 fn shareable(rng: &mut Rng, number: u64) -> Case {
     loop {
         let case = match number {
@@ -39,10 +39,10 @@ fn shareable(rng: &mut Rng, number: u64) -> Case {
             _ => Case::random(rng, MOST),
         };
         let bottom_right = case.alignment == Some(Alignment::BottomRight);
-        if case.ragged.is_some() || bottom_right && case.kv_lens.is_some() {
+        if case.ragged.is_none() && bottom_right && case.kv_lens.is_some() {
             continue;
         }
-        let square = case.q.shape[2] == case.k.shape[2] && case.kv_lens.is_none();
+        let square = (0..case.batch()).all(|b| case.rows(b) == case.keys(b)) && case.kv_lens.is_none();
         let alignment = if square && rng.below(2) == 0 { None } else { case.alignment };
         return Case { alignment, functions: Functions { prob: None, ..case.functions }, ..case };
     }
@@ -98,10 +98,24 @@ impl Shared {
         full
     }
 
+    /// The rows of a bias or mask that belong to some of the call: those of ragged sequences lie end to end, as in the queries.
+    pub(crate) fn cut(&self, x: &Tensor, rows: &Range<usize>) -> Tensor {
+        match (&self.case.ragged, x.shape) {
+            (_, [_, _, 1, _]) => x.clone(),
+            (None, _) => x.rows(rows.clone()),
+            (Some([ends, _]), [batch, heads, _, columns]) => {
+                Tensor::from_fn([1, heads, rows.len(), columns], |[_, h, l, j]| {
+                    let sequence = ends.partition_point(|&end| end <= rows.start + l) - 1;
+                    x.get([if batch == 1 { 0 } else { sequence }, h, rows.start + l - ends[sequence], j])
+                })
+            }
+        }
+    }
+
     /// The options that some rows have.
     pub(crate) fn part(&self, rows: &Range<usize>) -> Case {
-        let cut = |x: &Tensor| if x.shape[2] == 1 { x.clone() } else { x.rows(rows.clone()) };
         let case = &self.case;
+        let cut = |x: &Tensor| self.cut(x, rows);
         Case {
             q: case.q.rows(rows.clone()),
             bias: case.bias.as_ref().map(|bias| Rounded::new(&cut(&bias.wide), bias.dtype())),

@@ -85,7 +85,7 @@ const OF_HEADS: [Fault; 11] = [
     fault("heads shape", "value_dim: rank 1 has 7, but rank 0 has 8", Kind::Said),
     fault("heads gap", "keys 40..41: no rank has them", Kind::Said),
     fault("heads output", "rank 1 refused its part of the call: out: rows is 39, but q has 40", Kind::Own),
-    fault("heads mask", "rank 1 refused its part of the call: mask: needs a call that is cut by rows", Kind::Own),
+    fault("heads mask", "mask: rank 1 has of keys to keep, one column for all keys, but rank 0 has none", Kind::Said),
     fault("heads late", "waited 3s in vain for rank 1: what it has of the call", Kind::Late),
     fault("heads dead", "waited 3s in vain for rank 1: what it has of the call", Kind::Dies),
     fault("heads torn", "waited 3s in vain for rank 1:", Kind::Dies),

@@ -7,7 +7,7 @@ use crate::options::Case;
 use crate::support::Rng;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
-use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut};
+use sdpa::{Attention, Exec, Inputs, Mask, Outputs, View, ViewMut};
 use sdpa_mpi::{Costs, Ranks, Share, Split};
 
 /// Products of a case, at most.
@@ -24,8 +24,7 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
     let mut moved = [0usize; 2];
     for case in 0..cases {
         let rng = &mut Rng::new(seed * 1_000_033 + case);
-        // Of every kind but those with a bias or a mask, which have rows and columns of their own.
-        let mut shared = Shared::of(Case { bias: None, mask: None, ..Case::random(rng, MOST) }, rng, size);
+        let mut shared = Shared::of(Case::random(rng, MOST), rng, size);
         // A rank without rows names the options of the call too.
         shared.rows.iter_mut().filter(|rows| rows.is_empty()).for_each(|rows| rows.push(0..0));
         let way = if case % 3 == 2 { Split::Chosen(costs(rng)) } else { Split::Heads };
@@ -42,11 +41,18 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
     let mut all = [0usize; 2];
     world.all_reduce_into(&moved[..], &mut all[..], mpi::collective::SystemOperation::sum());
     assert_eq!(all[0], all[1], "what is sent is received");
-    assert_eq!(
-        moved_by_one_call(world),
-        (size - 1) * N * (4 * DIM + 1) * size_of::<f32>(),
-        "one head for each other rank"
-    );
+    let of_head = N * (4 * DIM + 1) * size_of::<f32>();
+    assert_eq!(moved_by_one_call(world, None), (size - 1) * of_head, "one head for each other rank");
+    // A mask that all heads share goes to every other rank, and one of each head to the rank that computes it.
+    let rows = N * size * N;
+    for (heads, n) in [(1, N), (size, N)] {
+        assert_eq!(
+            moved_by_one_call(world, Some([heads, n])),
+            (size - 1) * (of_head + rows),
+            "a mask of {heads} heads"
+        );
+    }
+    assert_eq!(moved_by_one_call(world, Some([1, 1])), (size - 1) * of_head, "a row for all, which every rank has");
     println!("{rank}: {FINE}");
 }
 
@@ -55,13 +61,17 @@ const N: usize = 300;
 const DIM: usize = 8;
 
 /// Bytes that a rank sends in a call with as many heads as ranks: queries, keys, values and results of its rows, each head to
-/// another rank.
-fn moved_by_one_call(world: &SimpleCommunicator) -> usize {
+/// another rank. A mask has so many heads and rows.
+fn moved_by_one_call(world: &SimpleCommunicator, mask: Option<[usize; 2]>) -> usize {
     let (rank, size) = (world.rank() as usize, world.size() as usize);
     let (shape, x) = ([1, size, N, DIM], vec![0.5f32; size * N * DIM]);
     let (x, mut out) = (View::bhld(&x, shape).expect("it fits"), vec![0.0f32; size * N * DIM]);
     let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).expect("it fits"));
-    let share = Share::new().rows(rank * N, Inputs::new(x, x, x), outputs).keys(rank * N, x, x);
+    let (inputs, [heads, rows]) = (Inputs::new(x, x, x), mask.unwrap_or([1, 1]));
+    let all = vec![true; heads * rows * size * N];
+    let all = View::bhld(&all, [1, heads, rows, size * N]).expect("it fits");
+    let inputs = if mask.is_some() { inputs.mask(Mask::keep(all)) } else { inputs };
+    let share = Share::new().rows(rank * N, inputs, outputs).keys(rank * N, x, x);
     let ranks = Ranks::new(world, PATIENT).exec(Exec::serial()).split(Split::Heads);
     let report = ranks.attention(&Attention::new(), share).expect("a good call");
     assert_eq!(report.received, report.sent);

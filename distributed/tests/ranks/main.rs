@@ -46,6 +46,7 @@ fn rank(test: &str, arguments: &[String]) {
         "memory" => memory::run(&world, Split::Rows),
         "memory by heads" => memory::run(&world, Split::Heads),
         "backward memory" => memory::backward(&world),
+        "ragged memory" => memory::ragged(&world),
         "steps" => steps::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "travel" => travel::run(&world),
         fault => faults::run(&world, fault),
@@ -87,7 +88,7 @@ fn drive(arguments: &[String]) {
     for ranks in RANKS {
         run(format!("heads on {ranks} ranks"), Launch::of("heads", ranks).with(&["--cases", &cases, "--seed", &seed]));
     }
-    for test in ["memory", "memory by heads", "backward memory"] {
+    for test in ["memory", "memory by heads", "backward memory", "ragged memory"] {
         run(format!("{test} on 4 ranks"), Launch::of(test, 4));
     }
     for ranks in RANKS {

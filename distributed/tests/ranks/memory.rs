@@ -75,3 +75,39 @@ pub(crate) fn backward(world: &SimpleCommunicator) {
     assert!(more <= 2 * shard + (64 << 20), "rank {rank} took {more} bytes more, with {shard} bytes of its own");
     println!("{rank}: {FINE}; {} MiB more, {report}", more >> 20);
 }
+
+/// Tokens of a rank in many short sequences, of which some are on two ranks.
+const TOKENS: usize = 6408;
+const SHORT: usize = 16;
+
+/// Many short sequences: as little beside the share as of one, in both passes.
+pub(crate) fn ragged(world: &SimpleCommunicator) {
+    let (rank, size) = (world.rank() as usize, world.size() as usize);
+    let (shape, len) = ([1, HEADS, TOKENS, DIM], HEADS * TOKENS * DIM);
+    let (shard, ends) = (2 * len * size_of::<f32>(), (0..=size * TOKENS).step_by(SHORT).collect::<Vec<_>>());
+    assert_eq!(ends.last(), Some(&(size * TOKENS)));
+    let (zeros, ones, mut out, mut lse) =
+        (vec![0.0f32; len], vec![1.0f32; len], vec![7.0f32; len], vec![7.0; len / DIM]);
+    let [mut dq, mut dk, mut dv] = [7.0f32; 3].map(|x| vec![x; len]);
+    let before = peak();
+    let ranks = Ranks::new(world, PATIENT).exec(Exec::serial());
+    let [x, v] = [&zeros, &ones].map(|x| View::bhld(x, shape).expect("it fits"));
+    let inputs = Inputs::new(x, x, v).ragged(&ends, &ends);
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).expect("it fits"));
+    let outputs = outputs.lse(ViewMut::bhl(&mut lse, [1, HEADS, TOKENS]).expect("it fits"));
+    let share = Share::new().rows(rank * TOKENS, inputs, outputs).keys(rank * TOKENS, x, v);
+    ranks.attention(&Attention::new(), share).expect("a good call");
+    let forward = peak() - before;
+    assert!(out.iter().all(|x| (x - 1.0).abs() < 1e-5) && lse.iter().all(|x| (x - 16f32.ln()).abs() < 1e-5));
+    assert!(forward <= 2 * shard + (64 << 20), "rank {rank} took {forward} bytes more, with {shard} bytes of its own");
+    let out = View::bhld(&out, shape).expect("it fits");
+    let saved = Saved::new(out, View::bhl(&lse, [1, HEADS, TOKENS]).expect("it fits"), v);
+    let [to_dq, to_dk, to_dv] = [&mut dq, &mut dk, &mut dv].map(|x| ViewMut::bhld(x, shape).expect("it fits"));
+    let share = BackwardShare::new().rows(rank * TOKENS, inputs, saved, to_dq);
+    let share = share.keys(rank * TOKENS, x, v, to_dk, to_dv);
+    ranks.attention_backward(&Attention::new(), share).expect("a good call");
+    let more = peak() - before;
+    assert!(dv.iter().all(|x| (x - 1.0).abs() < 1e-5) && dq.iter().chain(&dk).all(|x| x.abs() < 1e-5));
+    assert!(more <= 2 * shard + (64 << 20), "rank {rank} took {more} bytes more, with {shard} bytes of its own");
+    println!("{rank}: {FINE}; {} MiB more, {} of them forward", more >> 20, forward >> 20);
+}

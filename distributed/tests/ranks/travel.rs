@@ -16,6 +16,17 @@ const SHARD: usize = 2 * N * DIM * size_of::<f32>();
 
 /// One call, in which a rank has the rows and keys of these stretches.
 fn call(ranks: &Ranks<'_>, attention: Attention, lens: Option<&[usize]>, stretches: &[Range<usize>]) -> Report {
+    of_sequences(ranks, attention, lens, None, stretches)
+}
+
+/// One call, perhaps with lengths or with ends of ragged sequences.
+fn of_sequences(
+    ranks: &Ranks<'_>,
+    attention: Attention,
+    lens: Option<&[usize]>,
+    ends: Option<&[usize]>,
+    stretches: &[Range<usize>],
+) -> Report {
     let of = |rows: &Range<usize>| vec![0.5f32; rows.len() * DIM];
     let numbers: Vec<_> = stretches.iter().map(of).collect();
     let mut outs: Vec<_> = stretches.iter().map(of).collect();
@@ -25,6 +36,7 @@ fn call(ranks: &Ranks<'_>, attention: Attention, lens: Option<&[usize]>, stretch
         let x = View::bhld(x, shape).expect("it fits");
         let inputs = Inputs::new(x, x, x);
         let inputs = lens.map_or(inputs, |lens| inputs.kv_lens(lens));
+        let inputs = ends.map_or(inputs, |ends| inputs.ragged(ends, ends));
         let outputs = Outputs::new(ViewMut::bhld(out, shape).expect("it fits"));
         share = share.rows(rows.start, inputs, outputs).keys(rows.start, x, x);
     }
@@ -48,6 +60,16 @@ pub(crate) fn run(world: &SimpleCommunicator) {
     assert_eq!(short, rank.min(1) * SHARD, "keys that exist");
     let below = plain.causal().align(Alignment::Offset(-((size * N) as isize)));
     assert_eq!(received(below, None, own), 0, "no row sees a key");
+    // Ragged sequences of a rank each: nothing travels. From half to half: halves of neighbours.
+    let ragged = |attention, ends: &[usize]| of_sequences(&ranks, attention, None, Some(ends), own);
+    let ends: Vec<_> = (0..=size).map(|rank| rank * N).collect();
+    let Report { sent, received, computed, hidden, .. } = ragged(plain, &ends);
+    assert_eq!([sent, received, computed, hidden], [0, 0, N, (size - 1) * N], "ragged sequences");
+    let ends: Vec<_> = (0..size).map(|rank| rank * N + N / 2).collect();
+    let ends = [&[0], &ends[..], &[size * N]].concat();
+    let neighbours = rank.min(1) + (size - 1 - rank).min(1);
+    assert_eq!(ragged(plain, &ends).received, neighbours * SHARD / 2, "ragged sequences of two ranks");
+    assert_eq!(ragged(plain.causal(), &ends).received, rank.min(1) * SHARD / 2, "ragged sequences, causal");
     // Documents of a rank each: nothing travels.
     let ends: Vec<_> = (1..=size).map(|rank| rank * N).collect();
     let documents = Mods::new().mask(Documents::by_ends(&ends).expect("in order"));

@@ -170,6 +170,16 @@ impl Tensor<'_> {
         Some(by_type!(Tensor => Tensor, self, |view| view.broadcast(shape)?))
     }
 
+    /// Returns the part of the batch in a range. `None` if the range is outside it.
+    pub fn batch_in(&self, range: core::ops::Range<usize>) -> Option<Self> {
+        Some(by_type!(Tensor => Tensor, self, |view| view.batch(range)?))
+    }
+
+    /// Returns the heads in a range, of every batch. `None` if the range is outside the heads.
+    pub fn heads_in(&self, range: core::ops::Range<usize>) -> Option<Self> {
+        Some(by_type!(Tensor => Tensor, self, |view| view.heads(range)?))
+    }
+
     /// Returns the rows in a range, of every batch and head. `None` if the range is outside the rows.
     pub fn rows_in(&self, range: core::ops::Range<usize>) -> Option<Self> {
         Some(by_type!(Tensor => Tensor, self, |view| view.rows(range)?))

@@ -173,6 +173,16 @@ impl<'a, T> View<'a, T> {
         layout.shape_is_countable().then_some(Self { layout, ..*self })
     }
 
+    /// Returns some of the batch. `None` if the range is outside it.
+    pub fn batch(&self, batch: core::ops::Range<usize>) -> Option<Self> {
+        self.some(0, batch)
+    }
+
+    /// Returns some of the heads, of every batch. `None` if the range is outside the heads.
+    pub fn heads(&self, heads: core::ops::Range<usize>) -> Option<Self> {
+        self.some(1, heads)
+    }
+
     /// Returns some of the rows, of every batch and head. `None` if the range is outside the rows.
     pub fn rows(&self, rows: core::ops::Range<usize>) -> Option<Self> {
         self.some(2, rows)

@@ -59,7 +59,7 @@ fn stretch(
     rows: Range<usize>,
     parts: &mut [(Range<usize>, KeyGradientSums)],
     (exec, qkv): (Exec, &[Rounded; 3]),
-) -> (Tensor, OfRows) {
+) -> (Tensor, Option<Tensor>, OfRows) {
     let (case, [q, k, v]) = (back.case.stretch(rows.clone()), qkv.each_ref().map(Rounded::view));
     let (first, some) = (rows.start, |x: &Tensor| x.rows(rows.clone()));
     let (out, lse, d_out) = (some(out), some(lse), some(&back.d_out));
@@ -69,6 +69,9 @@ fn stretch(
     let inputs = case.inputs_over(Inputs::new(q.rows_in(rows).unwrap(), k, v));
     let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
     let list = |list: &Option<Vec<f32>>| blank([1, 1, 1, list.as_ref().map_or(0, Vec::len)]);
+    // A bias of one column is of all keys.
+    let bias = case.bias.as_ref().map(|bias| bias.wide.shape).filter(|shape| shape[3] != 1);
+    let mut dbias = bias.map(|shape| Tensor::filled(shape, 0.0));
     let (mut dq, mut of_rows) = (blank(case.q.shape), [list(&case.sinks), list(&case.alibi), blank([1; 4])]);
     let [sinks, slopes, scale] = &mut of_rows;
     let gradients = Gradients::new().q(view(&mut dq)).scale(&mut scale.data[0]);
@@ -80,7 +83,11 @@ fn stretch(
         for (keys, sums) in parts {
             // Sums that hold something go through all later rows.
             if state.sees(keys.clone()) || sums.as_slice().iter().any(|&sum| sum != 0.0) {
-                state.push(k.rows_in(keys.clone()).unwrap(), v.rows_in(keys.clone()).unwrap(), sums).unwrap();
+                let [k, v] = [k, v].map(|x| x.rows_in(keys.clone()).unwrap());
+                match &mut dbias {
+                    Some(dbias) => state.push_biased(k, v, sums, columns_mut(dbias, keys)).unwrap(),
+                    None => state.push(k, v, sums).unwrap(),
+                }
             } else {
                 state.skip(keys.len()).unwrap();
             }
@@ -88,12 +95,21 @@ fn stretch(
         state.check(&gradients).unwrap();
         state.write(gradients).unwrap();
     });
-    (dq, of_rows)
+    (dq, dbias, of_rows)
+}
+
+/// The columns of some keys, as far as there are.
+fn columns_mut<'a>(x: &'a mut Tensor, keys: &Range<usize>) -> ViewMut<'a> {
+    let [batch, heads, rows, columns] = x.shape;
+    let (first, end) = (keys.start.min(columns), keys.end.min(columns));
+    let offset = if first == end { 0 } else { first };
+    let strides = [heads * rows * columns, rows * columns, columns, 1].map(|stride| stride as isize);
+    ViewMut::from_strides(&mut x.data, offset, [batch, heads, rows, end - first], strides).unwrap()
 }
 
 #[test]
 fn rows_cut_anywhere_and_keys_between_blocks_have_the_bits_of_one_call() {
-    let (mut cut, mut grouped) = (0, 0);
+    let (mut cut, mut grouped, mut biased) = (0, 0, 0);
     for seed in 0..60 {
         let mut rng = Rng::new(91_000 + seed);
         let mut case = stateful(&mut rng);
@@ -112,8 +128,13 @@ fn rows_cut_anywhere_and_keys_between_blocks_have_the_bits_of_one_call() {
             let sums = |keys: &Range<usize>| KeyGradientSums::new(shape(keys.len())).unwrap();
             let mut parts: Vec<_> = keys.iter().map(|keys| (keys.clone(), sums(keys))).collect();
             for rows in &rows {
-                let (dq, of_rows) = stretch(&back, [&out, &lse], rows.clone(), &mut parts, (exec, &qkv));
+                let (dq, dbias, of_rows) = stretch(&back, [&out, &lse], rows.clone(), &mut parts, (exec, &qkv));
                 assert_same_bits(&format!("{what}: q of {rows:?}"), &dq, &whole.q.rows(rows.clone()));
+                if let Some(dbias) = dbias.filter(|dbias| rows.len() == n || dbias.shape[2] != 1 && rows.len() > 1) {
+                    biased += 1;
+                    let expected = if rows.len() == n { whole.bias.clone() } else { whole.bias.rows(rows.clone()) };
+                    assert_same_bits(&format!("{what}: bias of {rows:?}"), &dbias, &expected);
+                }
                 if rows.len() == n {
                     for (got, expected) in of_rows.iter().zip([&whole.sinks, &whole.slopes, &whole.scale]) {
                         assert_same_bits(&format!("{what}: of rows"), got, expected);
@@ -130,6 +151,7 @@ fn rows_cut_anywhere_and_keys_between_blocks_have_the_bits_of_one_call() {
         }
     }
     assert!(cut > 15 && grouped > 15, "{cut} cases with cut rows, {grouped} with grouped heads");
+    assert!(biased > 15, "{biased} gradients of biases");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Inputs of the backward pass beside those of the forward pass, and the gradients that it writes.
 
+use crate::attention::backward::parts::Part;
 use crate::attention::call::Call;
 use crate::simd::quiet;
 use crate::tensor::any::{AnyShared, Tensor, TensorMut};
@@ -267,14 +268,15 @@ pub(crate) struct Reduced<'a> {
 }
 
 impl<'a> Gradients<'a> {
-    /// Splits the gradients into those that workers write and those that are sums over all rows.
-    pub(crate) fn split(self, call: &Call<'_>) -> (SharedGradients<'a>, Reduced<'a>) {
+    /// Splits the gradients into those that workers write and those that are sums over all rows. In a part of a pass, a bias has
+    /// columns for keys, if but for one key.
+    pub(crate) fn split(self, call: &Call<'_>, part: &Part<'_>) -> (SharedGradients<'a>, Reduced<'a>) {
         let Self { q, k, v, bias, sinks, slopes, scale } = self;
         let bias = bias.map(|view| {
             let [batch, heads, _, columns] = view.shape();
             let apart = (batch == call.sequence_count() || call.sequence_count() == 1)
                 && (heads == call.q.shape()[1] || call.kv.kv_heads() == 1);
-            let one = columns == 1 && call.longest().1 != 1;
+            let one = columns == 1 && call.longest().1 != 1 && matches!(part, Part::Whole);
             BiasGradient {
                 view: view.into_shared(),
                 sharing: if apart { BiasSharing::None } else { BiasSharing::Heads },

@@ -58,7 +58,7 @@ impl<'a> BackwardLaunch<'a> {
         if !memory.try_reserve(&call, columns) {
             return None;
         }
-        let (gradients, reduced) = gradients.split(&call);
+        let (gradients, reduced) = gradients.split(&call, &part);
         let part = SharedPart::new(part, &call);
         if let Some(bias) = &gradients.bias {
             bias.clear();
