@@ -161,6 +161,7 @@ impl Attention {
             return Err(Error::Number { argument: "alibi slopes", got: *slope, expected: "finite" });
         }
         call.kv_lens_fit()?;
+        call.positions_fit()?;
         call.broadcast()?;
         let alignment = self.alignment_for(&call)?;
         self.check_window(&call)?;
@@ -174,6 +175,9 @@ impl Attention {
     fn alignment_for(&self, call: &Call<'_>) -> Result<Alignment, Error> {
         if let Some(alignment) = self.alignment {
             return Ok(alignment);
+        }
+        if call.options.row_positions.is_some() {
+            return Ok(Alignment::TopLeft);
         }
         let Options { alibi, ragged, kv_lens, sources, .. } = call.options;
         let Some(rule) = self.rule(alibi.is_some()) else { return Ok(Alignment::TopLeft) };

@@ -40,6 +40,8 @@ impl<'a> Inputs<'a> {
             ("sinks", words(self.sinks.map(|sinks| format!("{sinks:?}")))),
             ("kv_lens", words(self.kv_lens.map(|lens| format!("{lens:?}")))),
             ("ragged", words(self.ragged.map(|ragged| format!("{:?}, {:?}", ragged.q, ragged.k)))),
+            ("row positions", words(self.row_positions.map(|positions| format!("{positions:?}")))),
+            ("key positions", words(self.key_positions.map(|positions| format!("{positions:?}")))),
             ("sequences", words(self.sequences.map(|sequences| format!("{sequences:?}")))),
         ]
     }
@@ -65,7 +67,10 @@ impl<'a> Inputs<'a> {
     /// Refuses inputs whose keys cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
-            Source::Tensors { .. } => self.ragged.map(|_| "ragged"),
+            Source::Tensors { .. } => {
+                let positions = self.key_positions.map(|_| "key positions");
+                self.ragged.map(|_| "ragged").or(self.row_positions.map(|_| "row positions")).or(positions)
+            }
             Source::Cache(_) => Some("cache"),
             Source::Pages(_) => Some("pages"),
         };

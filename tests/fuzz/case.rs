@@ -181,7 +181,7 @@ impl Case {
 
     /// What dropout multiplies a weight by.
     pub(crate) fn kept(&self, [batch, head, row]: [usize; 3], key: usize) -> f32 {
-        let at = Position { batch, head, row, key, position: 0 };
+        let at = Position { batch, head, row, key, position: 0, distance: 0 };
         let kept = |dropout: Dropout| if dropout.keeps(at, self.heads()) { dropout.factor() } else { 0.0 };
         self.settings.dropout.map_or(1.0, kept)
     }

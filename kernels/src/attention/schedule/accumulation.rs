@@ -59,13 +59,17 @@ impl Call<'_> {
         let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
         match q_len {
             0 => 0..0,
-            _ if !self.visible.hides_keys() => 0..kv_len,
+            _ if !self.visible.hides_keys() || self.options.own_positions().is_some() => 0..kv_len,
             n => self.visible.key_range(offset, offset.saturating_add_unsigned(n - 1), kv_len),
         }
     }
 
-    /// Returns true if every row of a sequence sees all of these keys by its length and the range rules.
+    /// Returns true if every row of a sequence sees all of these keys by its length and the range rules. Positions of their
+    /// own are not looked at: then it is false if there is any rule.
     pub(crate) fn sees_all(&self, sequence: usize, keys: Range<usize>) -> bool {
+        if self.visible.hides_keys() && self.options.own_positions().is_some() {
+            return false;
+        }
         let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
         let last = offset.saturating_add_unsigned(q_len.saturating_sub(1));
         q_len == 0 || self.visible.shows_all(offset, last, kv_len, keys)
