@@ -64,13 +64,15 @@ impl<'a> Inputs<'a> {
         Self { q, source: Source::Tensors { k, v }, alibi: self.alibi.map(cut), sinks: self.sinks.map(cut), ..self }
     }
 
+    /// Name of the positions that rows or keys have of their own, if they have any.
+    pub(crate) fn own_positions(&self) -> Option<&'static str> {
+        self.row_positions.map(|_| "row positions").or(self.key_positions.map(|_| "key positions"))
+    }
+
     /// Refuses inputs whose keys cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
-            Source::Tensors { .. } => {
-                let positions = self.key_positions.map(|_| "key positions");
-                self.ragged.map(|_| "ragged").or(self.row_positions.map(|_| "row positions")).or(positions)
-            }
+            Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.own_positions()),
             Source::Cache(_) => Some("cache"),
             Source::Pages(_) => Some("pages"),
         };

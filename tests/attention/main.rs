@@ -42,6 +42,7 @@ mod ndarray;
 mod oracle;
 mod page_pool;
 mod paged;
+mod positions;
 mod shared_prefixes;
 mod short;
 mod split_keys;
