@@ -98,9 +98,9 @@ pub use sdpa_kernels::NoMod;
 ///
 /// ```
 /// use sdpa::Position;
-/// // Fourth row of a chunk that stands behind 100 earlier keys: distances are `position − key`.
+/// // Fourth row of a chunk that stands behind 100 earlier keys.
 /// let at = Position { batch: 0, head: 2, row: 3, key: 101, position: 103, distance: 2 };
-/// let decay = |score: f32, at: Position| score - 0.5 * (at.position - at.key as isize) as f32;
+/// let decay = |score: f32, at: Position| score - 0.5 * at.distance as f32;
 /// assert_eq!(decay(0.0, at), -1.0);
 /// ```
 pub use sdpa_kernels::Position;
@@ -111,7 +111,7 @@ pub use sdpa_kernels::Position;
 /// // A bias by distance, of a table that keys beyond its end share.
 /// let table = [0.0, -0.5, -0.8, -1.0];
 /// let near = move |score: f32, at: Position| {
-///     let distance = at.position.abs_diff(at.key as isize);
+///     let distance = at.distance.unsigned_abs();
 ///     score + table[distance.min(table.len() - 1)]
 /// };
 /// let mods = Mods::new().score(near);

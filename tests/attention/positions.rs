@@ -4,8 +4,8 @@ use crate::options::{Case, Full, Wanted, check_against_oracle, kept};
 use crate::support::{Rng, Tensor, assert_same_bits, execs, fewer};
 use sdpa::masks::Tree;
 use sdpa::{
-    Alignment, Attention, AttnState, Error, Exec, Inputs, KvCache, KvShape, Mods, Outputs, Position, Run, View, ViewMut,
-    Window, naive,
+    Alignment, Attention, AttnState, Error, Exec, Inputs, KvCache, KvShape, Mods, Outputs, Position, Run, View,
+    ViewMut, Window, naive,
 };
 
 /// The positions that rows and keys have without any of their own.
@@ -61,8 +61,8 @@ fn random_case(rng: &mut Rng, seed: u64) -> Case {
     let mut case = match seed % 2 {
         0 => Case::random(rng, 200_000),
         _ => {
-            let (rows, keys) = (1 + rng.below(5), 257 + rng.below(600));
-            Case::of_sizes(rng, [1 + rng.below(3), heads[0], heads[1], rows, keys, 16, 16])
+            let (batch, rows, keys) = (1 + rng.below(3), 1 + rng.below(5), 257 + rng.below(600));
+            Case::of_sizes(rng, [batch, heads[0], heads[1], rows, keys, 16, 16])
         }
     };
     if rng.below(2) == 0 {

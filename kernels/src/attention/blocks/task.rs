@@ -5,7 +5,7 @@ use crate::attention::call::mods::Position;
 use crate::attention::call::outputs::Shared;
 use crate::attention::call::row_mods::{Given, RowMods, RowRun};
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, Tiling};
-use crate::attention::call::visibility::VisiblePositions;
+use crate::attention::call::visibility::{VisiblePositions, least_and_most};
 use crate::attention::call::{Call, RowSet, Sequence};
 use crate::attention::steps::dropout::{self, Kept};
 use crate::attention::steps::span::Span;
@@ -264,7 +264,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         let in_order = q_len > 1 && rows.start / q_len == (rows.end - 1) / q_len;
         let (first, last) = if in_order { (rows.start % q_len, (rows.end - 1) % q_len) } else { (0, q_len - 1) };
         if let Some(positions) = self.call.row_positions(self.set.sequence) {
-            let (least, most) = least_and_most(&positions[first..=last]);
+            let [least, most] = least_and_most(&positions[first..=last]);
             return (least as isize, most as isize);
         }
         let position = |i: usize| self.seq.offset.saturating_add_unsigned(i);
@@ -323,15 +323,9 @@ fn first_sequence(set: &RowSet<'_>, call: &Call<'_>, tiling: &Tiling) -> Sequenc
     seq
 }
 
-/// Returns the least and the greatest position.
-fn least_and_most(positions: &[i32]) -> (i32, i32) {
-    positions.iter().fold((i32::MAX, i32::MIN), |(least, most), &position| (least.min(position), most.max(position)))
-}
-
 /// Returns the least and the greatest position of the keys of the block that starts at key `first`.
 fn ends(positions: &[i32], first: usize) -> [i32; 2] {
-    let (least, most) = least_and_most(&positions[first..positions.len().min(first + KEY_BLOCK)]);
-    [least, most]
+    least_and_most(&positions[first..positions.len().min(first + KEY_BLOCK)])
 }
 
 /// Returns the numbers of the blocks that hold these keys.

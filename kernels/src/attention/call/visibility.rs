@@ -169,6 +169,11 @@ impl Visible {
     }
 }
 
+/// Returns the least and the greatest of some positions.
+pub(crate) fn least_and_most(positions: &[i32]) -> [i32; 2] {
+    positions.iter().fold([i32::MAX, i32::MIN], |[least, most], &at| [least.min(at), most.max(at)])
+}
+
 /// Positions of keys that rows see by the range rules: up to `last`, those of `from..=to` and the `first` ones from 0 on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct VisiblePositions {
