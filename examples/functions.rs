@@ -41,7 +41,7 @@ fn run() -> Result<(), Error> {
 /// Closures over scores and positions.
 fn scores_and_masks(sentence: &Sentence) -> Result<(), Error> {
     print_weights(sentence, "No function", &Mods::new())?;
-    let distance = |at: Position| at.position.abs_diff(at.key as isize);
+    let distance = |at: Position| at.distance.unsigned_abs();
     let near = Mods::new().score(|score: f32, at: Position| score - 0.5 * distance(at) as f32);
     print_weights(sentence, "Score function: score − 0.5 · distance", &near)?;
     let last = sentence.tokens.len() - 1;

@@ -161,6 +161,7 @@ impl Attention {
             return Err(Error::Number { argument: "alibi slopes", got: *slope, expected: "finite" });
         }
         call.kv_lens_fit()?;
+        call.positions_fit()?;
         call.broadcast()?;
         let alignment = self.alignment_for(&call)?;
         self.check_window(&call)?;
@@ -174,6 +175,9 @@ impl Attention {
     fn alignment_for(&self, call: &Call<'_>) -> Result<Alignment, Error> {
         if let Some(alignment) = self.alignment {
             return Ok(alignment);
+        }
+        if call.options.row_positions.is_some() {
+            return Ok(Alignment::TopLeft);
         }
         let Options { alibi, ragged, kv_lens, sources, .. } = call.options;
         let Some(rule) = self.rule(alibi.is_some()) else { return Ok(Alignment::TopLeft) };
@@ -198,7 +202,9 @@ impl Attention {
             return Ok(());
         }
         for Sequence { q_len, kv_len, .. } in (0..call.sequence_count()).map(|index| call.sequence(index)) {
-            let first_key = |position: i128| (position - left as i128).clamp(0, kv_len as i128);
+            let own = call.options.key_positions.is_some();
+            let [least, most] = if own { [i32::MIN, i32::MAX].map(i128::from) } else { [0, kv_len as i128] };
+            let first_key = |position: i128| (position - left as i128).clamp(least, most);
             let last = offset as i128 + q_len as i128 - 1;
             // The first key moves with the position, so no row between is off if the last is not.
             if first_key(last) != first_key(last.min(isize::MAX as i128)) {

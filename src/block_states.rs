@@ -62,7 +62,7 @@ impl BlockStates {
     ///
     /// # Errors
     /// As [`Attention::problem`]; [`Error::Multiple`] if `first` is no multiple of 256; [`Error::Range`] if more rows share a
-    /// key/value head than one task holds (128, fewer for long heads); [`Error::Needs`] for dropout, and for
+    /// key/value head than one task holds (128, fewer for long heads); [`Error::Needs`] for dropout, positions of rows or keys, and for
     /// [`Alignment::BottomRight`], which needs the number of all keys; [`Error::Memory`]. There are no states then.
     pub fn compute(
         &mut self,
@@ -73,6 +73,9 @@ impl BlockStates {
     ) -> Result<(), Error> {
         self.value_dim = 0;
         let attention = over_keys_from(first, attention)?;
+        if let Some(argument) = inputs.own_positions() {
+            return Err(Error::Needs { argument, needs: "a call over all keys" });
+        }
         let (call, shape) = attention.call_alone(&inputs)?;
         let problem = Problem { call, outputs: Outputs::NONE, shape };
         let plan = Plan::of_blocks(&problem, exec);

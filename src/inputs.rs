@@ -31,6 +31,8 @@ pub struct Inputs<'a> {
     pub(crate) kv_lens: Option<&'a [usize]>,
     pub(crate) ragged: Option<Ragged<'a>>,
     pub(crate) sequences: Option<&'a [usize]>,
+    pub(crate) row_positions: Option<&'a [&'a [i32]]>,
+    pub(crate) key_positions: Option<&'a [&'a [i32]]>,
 }
 
 /// Source of keys and values. Two separate tensors are not yet checked against each other.
@@ -83,6 +85,8 @@ impl<'a> Inputs<'a> {
             kv_lens: None,
             ragged: None,
             sequences: None,
+            row_positions: None,
+            key_positions: None,
         }
     }
 
@@ -223,6 +227,39 @@ impl<'a> Inputs<'a> {
     #[must_use]
     pub fn sequences(self, sequences: &'a [usize]) -> Self {
         Self { sequences: Some(sequences), ..self }
+    }
+
+    /// Sets the positions of the rows, in any order: for each sequence of the call a list with one for each of its rows.
+    /// Causal masks, windows, ALiBi and functions' [`Position::distance`](crate::Position::distance) measure from them, and
+    /// no alignment is needed for these. For keys see [`Self::key_positions`].
+    #[must_use]
+    pub fn row_positions(self, positions: &'a [&'a [i32]]) -> Self {
+        Self { row_positions: Some(positions), ..self }
+    }
+
+    /// Sets the positions of the keys, in any order: for each sequence of the call a list with one for each of its keys, by
+    /// default 0, 1, 2, …. Causal masks, windows, ALiBi and functions' [`Position::distance`](crate::Position::distance)
+    /// measure to them. First keys that a window keeps are those at positions 0 ≤ p < m.
+    ///
+    /// A causal mask or window is then no range of keys: each pair of a row and a key is tested in blocks of 256 keys that are
+    /// partly hidden; blocks whose least and greatest positions show that no row sees a key are skipped. A plan counts
+    /// all keys as visible, and few rows under a causal mask do not share the reading of a common prefix. Rows or keys with
+    /// positions are refused by states, by a sliding cache that has evicted keys, and by the unfused baseline.
+    ///
+    /// ```
+    /// use sdpa::{Attention, Inputs, Outputs, View, ViewMut};
+    /// // Left padding: two keys that no row sees, then a text of three tokens.
+    /// let positions: [&[i32]; 1] = [&[i32::MAX, i32::MAX, 0, 1, 2]];
+    /// let (q, k, v, mut out) = ([0.0; 1], [0.0; 5], [9.0, 9.0, 1.0, 2.0, 3.0], [0.0; 1]);
+    /// let (q, k, v) = (View::bhld(&q, [1, 1, 1, 1])?, View::bhld(&k, [1, 1, 5, 1])?, View::bhld(&v, [1, 1, 5, 1])?);
+    /// let inputs = Inputs::new(q, k, v).row_positions(&[&[2]]).key_positions(&positions);
+    /// sdpa::attention(&Attention::new().causal(), inputs, Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?))?;
+    /// assert_eq!(out, [2.0]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    #[must_use]
+    pub fn key_positions(self, positions: &'a [&'a [i32]]) -> Self {
+        Self { key_positions: Some(positions), ..self }
     }
 
     /// Returns the sizes of the call, if queries, keys and values (and cumulative lengths) fit together.

@@ -16,9 +16,12 @@
 /// ```
 /// use sdpa::{MaskMod, Position, masks::Documents};
 /// // Two documents, and of each the last keys alone.
-/// let near = |at: Position| at.position.abs_diff(at.key as isize) < 2;
+/// let near = |at: Position| at.distance.abs() < 2;
 /// let mask = Documents::by_ends(&[3, 6])?.and(near);
-/// let sees = |row: usize, key| mask.keep(Position { batch: 0, head: 0, row, key, position: row as isize });
+/// let sees = |row: usize, key: usize| {
+///     let position = row as isize;
+///     mask.keep(Position { batch: 0, head: 0, row, key, position, distance: position - key as isize })
+/// };
 /// assert!(sees(4, 3) && !sees(3, 2) && !sees(5, 3));
 /// # Ok::<(), sdpa::Error>(())
 /// ```
@@ -50,7 +53,7 @@ pub use sdpa_kernels::MaskError;
 /// ```
 /// use sdpa::{MaskMod, Position, masks::Documents};
 /// let others = Documents::by_ends(&[3, 6])?.not(); // what is in other documents
-/// assert!(others.keep(Position { batch: 0, head: 0, row: 4, key: 0, position: 4 }));
+/// assert!(others.keep(Position { batch: 0, head: 0, row: 4, key: 0, position: 4, distance: 4 }));
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Not;
@@ -60,7 +63,10 @@ pub use sdpa_kernels::Not;
 /// use sdpa::{MaskMod, Position, masks::Documents};
 /// // Two documents that also see the first key, of the system prompt.
 /// let mask = Documents::by_ends(&[1, 4, 6])?.or(|at: Position| at.key == 0);
-/// let sees = |row: usize, key| mask.keep(Position { batch: 0, head: 0, row, key, position: row as isize });
+/// let sees = |row: usize, key: usize| {
+///     let position = row as isize;
+///     mask.keep(Position { batch: 0, head: 0, row, key, position, distance: position - key as isize })
+/// };
 /// assert!(sees(5, 0) && sees(5, 4) && !sees(5, 1));
 /// # Ok::<(), sdpa::Error>(())
 /// ```
@@ -70,7 +76,8 @@ pub use sdpa_kernels::Or;
 /// ```
 /// use sdpa::{MaskMod, Position, masks::{PerSequence, PrefixLm}};
 /// let mask = PerSequence::new([4, 1].map(PrefixLm::new)); // prefixes of four keys and of one
-/// let sees = |batch, key| mask.keep(Position { batch, head: 0, row: 0, key, position: 0 });
+/// let at = |batch, key| Position { batch, head: 0, row: 0, key, position: 0, distance: -(key as isize) };
+/// let sees = |batch, key| mask.keep(at(batch, key));
 /// assert!(sees(0, 3) && !sees(1, 3));
 /// ```
 pub use sdpa_kernels::PerSequence;

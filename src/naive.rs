@@ -113,7 +113,7 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     for b in 0..batch {
         for h in 0..heads {
             for i in 0..q_len {
-                let at = Position { batch: b, head: h, row: i, key: 0, position: 0 };
+                let at = Position { batch: b, head: h, row: i, key: 0, position: 0, distance: 0 };
                 row::row(attention, inputs, &tensors, mods, at, &mut all)?;
             }
         }

@@ -1,11 +1,11 @@
 //! Rotary positions.
 
 use crate::compute::Compute;
-use crate::error::{at_least, floats, room};
+use crate::error::{at_least, floats, room, same};
 use crate::linear::rows_of;
 use crate::sequences::{Places, Sequences, Start};
 use crate::share::{self, Rows};
-use sdpa::Error;
+use sdpa::{Bound, Error};
 use sdpa_kernels::{cos, pow, sin};
 use std::sync::Arc;
 
@@ -122,25 +122,103 @@ impl Rope {
         start: impl Into<Start<'a>>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
+        let width = self.width(heads, head_dim)?;
+        let count = rows_of("x", x, width)?;
+        let places = Places::new(sequences, count, start.into(), self.positions())?;
+        self.turn_rows(x, [width, head_dim], compute, |row| places.of(row));
+        Ok(())
+    }
+
+    /// Rotates rows of `x`, `[rows, heads × head_dim]`, in place, each by a position of its own, in any order: as the rows of a
+    /// tree of drafted tokens, of packed documents or behind padding have them (`sdpa::Inputs::row_positions`).
+    ///
+    /// ```
+    /// use sdpa_layers::{Compute, Rope, RopePairs};
+    /// let rope = Rope::new(8, 2, 1.0, RopePairs::Half)?;
+    /// let mut x = [1.0, 0.0, 1.0, 0.0]; // two rows of one head, siblings in a tree
+    /// rope.rotate_by(&mut x, [1, 2], &[3, 3], &mut Compute::default())?;
+    /// assert_eq!(x, [3f32.cos(), 3f32.sin(), 3f32.cos(), 3f32.sin()]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::rotate`]; [`Error::Number`] for a negative position; [`Error::Mismatch`] if there are not as many
+    /// positions as rows. `x` is then untouched.
+    pub fn rotate_by(
+        &self,
+        x: &mut [f32],
+        [heads, head_dim]: [usize; 2],
+        positions: &[i32],
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        let width = self.width(heads, head_dim)?;
+        let count = rows_of("x", x, width)?;
+        same("positions", "length", positions.len(), count, "x (rows)")?;
+        let limit = self.positions() - 1;
+        for (index, &position) in positions.iter().enumerate() {
+            let Ok(got) = usize::try_from(position) else {
+                return Err(Error::Number { argument: "positions", got: position as f32, expected: "at least 0" });
+            };
+            if got > limit {
+                let of = Some("the last position of the rope");
+                return Err(Error::Entry { argument: "positions", index, got, bound: Bound::AtMost, limit, of });
+            }
+        }
+        self.turn_rows(x, [width, head_dim], compute, |row| positions[row] as usize);
+        Ok(())
+    }
+
+    /// Returns the number of numbers of a row, if heads can be rotated.
+    fn width(&self, heads: usize, head_dim: usize) -> Result<usize, Error> {
         self.check("x", head_dim)?;
         if heads == 0 {
             return Err(Error::Empty { argument: "x", what: "heads" });
         }
-        let Some(width) = heads.checked_mul(head_dim) else {
-            return Err(Error::TooLarge { what: "x", sizes: [heads, head_dim, 1, 1] });
-        };
-        let count = rows_of("x", x, width)?;
-        let places = Places::new(sequences, count, start.into(), self.positions())?;
-        let (cost, x) = (COST * x.len() as f64, Rows(x, width));
+        heads.checked_mul(head_dim).ok_or(Error::TooLarge { what: "x", sizes: [heads, head_dim, 1, 1] })
+    }
+
+    /// Rotates rows of `width` numbers, by their places in the table.
+    fn turn_rows(
+        &self,
+        x: &mut [f32],
+        [width, head_dim]: [usize; 2],
+        compute: &mut Compute,
+        place: impl Fn(usize) -> usize + Sync,
+    ) {
+        let (count, cost, x) = (x.len() / width, COST * x.len() as f64, Rows(x, width));
         share::rows(compute.exec(), count, cost, x, |first, x| {
             for (row, x) in x.0.chunks_exact_mut(width).enumerate() {
-                let (cos, sin) = self.table[places.of(first + row) * self.dim..][..self.dim].split_at(self.dim / 2);
+                let (cos, sin) = self.table[place(first + row) * self.dim..][..self.dim].split_at(self.dim / 2);
                 for head in x.chunks_exact_mut(head_dim) {
                     self.turn(&mut head[..self.dim], cos, sin);
                 }
             }
         });
-        Ok(())
+    }
+
+    /// Returns the rope that multiplies rotated columns by `factor`, too: the attention factor of YaRN (arXiv:2309.00071, its
+    /// mscale) and LongRoPE (arXiv:2402.13753). Columns behind [`Self::dim`] stay as they are. Factors of several calls
+    /// multiply. The table is copied.
+    ///
+    /// ```
+    /// use sdpa_layers::{Compute, Rope, RopePairs, Sequences};
+    /// let factor = 0.1 * 4f32.ln() + 1.0; // YaRN, for texts four times as long
+    /// let yarn = Rope::new(8, 2, 1.0, RopePairs::Half)?.attention_factor(factor)?;
+    /// let mut x = [1.0, 0.0];
+    /// yarn.rotate(&mut x, [1, 2], Sequences::one(1), 0, &mut Compute::default())?;
+    /// assert_eq!(x, [factor, 0.0]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Number`] if the factor is not finite; [`Error::Memory`] if the table cannot be allocated.
+    pub fn attention_factor(self, factor: f32) -> Result<Self, Error> {
+        if !factor.is_finite() {
+            return Err(Error::Number { argument: "rope attention factor", got: factor, expected: "finite" });
+        }
+        let mut table = room("rope", self.table.len())?;
+        table.extend(self.table.iter().map(|x| x * factor));
+        Ok(Self { table: Arc::new(table), ..self })
     }
 
     /// Checks that heads are at least [`Self::dim`] wide.

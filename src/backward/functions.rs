@@ -31,7 +31,8 @@ fn first_pair(call: &Call<'_>) -> Option<Position> {
     let sequences = if heads == 0 { 0 } else { call.sequence_count() };
     (0..sequences).find_map(|batch| {
         let sequence = call.sequence(batch);
-        let position = sequence.offset;
-        (sequence.q_len > 0 && sequence.kv_len > 0).then_some(Position { batch, head: 0, row: 0, key: 0, position })
+        let (position, distance) = (sequence.offset, sequence.offset);
+        let there = sequence.q_len > 0 && sequence.kv_len > 0;
+        there.then_some(Position { batch, head: 0, row: 0, key: 0, position, distance })
     })
 }

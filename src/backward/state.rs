@@ -88,7 +88,8 @@ impl<'a> BackwardState<'a> {
         if self.keys > 0 {
             return Err(Error::Needs { argument: "functions", needs: "a state without keys" });
         }
-        let at = Position { batch: 0, head: 0, row: 0, key: 0, position: self.call.offset() };
+        let position = self.call.offset();
+        let at = Position { batch: 0, head: 0, row: 0, key: 0, position, distance: position };
         if mods.score.is_given() && !self.call.inputs.q.shape().contains(&0) {
             mods.score.derivative(0.0, at).ok_or(NO_DERIVATIVE)?;
         }

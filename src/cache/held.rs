@@ -16,6 +16,9 @@ pub(crate) fn check_held(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'s
         if let Some(argument) = of_all_keys {
             return Err(Error::Needs { argument, needs: "a cache that keeps all keys" });
         }
+        if let Some(argument) = call.options.own_positions().filter(|_| call.visible.hides_keys()) {
+            return Err(Error::Needs { argument, needs: "a cache that keeps all keys" });
+        }
         // Check every row: rows in the middle may be the only ones whose windows reach evicted keys.
         for row in 0..sequence.q_len {
             let keys = call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);

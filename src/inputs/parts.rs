@@ -40,6 +40,8 @@ impl<'a> Inputs<'a> {
             ("sinks", words(self.sinks.map(|sinks| format!("{sinks:?}")))),
             ("kv_lens", words(self.kv_lens.map(|lens| format!("{lens:?}")))),
             ("ragged", words(self.ragged.map(|ragged| format!("{:?}, {:?}", ragged.q, ragged.k)))),
+            ("row positions", words(self.row_positions.map(|positions| format!("{positions:?}")))),
+            ("key positions", words(self.key_positions.map(|positions| format!("{positions:?}")))),
             ("sequences", words(self.sequences.map(|sequences| format!("{sequences:?}")))),
         ]
     }
@@ -201,10 +203,15 @@ impl<'a> Inputs<'a> {
         Ok(Self { q, kv_lens, ragged: None, ..self.with_bias_and_mask(bias, mask) })
     }
 
+    /// Name of the positions that rows or keys have of their own, if they have any.
+    pub(crate) fn own_positions(&self) -> Option<&'static str> {
+        self.row_positions.map(|_| "row positions").or(self.key_positions.map(|_| "key positions"))
+    }
+
     /// Refuses inputs whose keys cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
-            Source::Tensors { .. } => self.ragged.map(|_| "ragged"),
+            Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.own_positions()),
             Source::Cache(_) => Some("cache"),
             Source::Pages(_) => Some("pages"),
         };

@@ -38,7 +38,7 @@ pub use sdpa_kernels::Causality;
 /// ```
 /// use sdpa::{Dropout, Position};
 /// let dropout = Dropout { p: 0.25, seed: 1, offset: 0 };
-/// let at = |key| Position { batch: 0, head: 0, row: 0, key, position: 0 };
+/// let at = |key: usize| Position { batch: 0, head: 0, row: 0, key, position: 0, distance: -(key as isize) };
 /// let kept = (0..10_000).filter(|&key| dropout.keeps(at(key), 1)).count();
 /// assert!((7_300..7_700).contains(&kept));
 /// ```

@@ -67,7 +67,7 @@ pub use sdpa_kernels::CallFacts;
 ///     }
 /// }
 /// let mods = Mods::new().mask(First(vec![300, 20]));
-/// assert!(!mods.mask.keep(Position { batch: 1, head: 0, row: 0, key: 20, position: 0 }));
+/// assert!(!mods.mask.keep(Position { batch: 1, head: 0, row: 0, key: 20, position: 0, distance: -20 }));
 /// ```
 pub use sdpa_kernels::MaskMod;
 /// Your functions of scores, positions and weights, for [`attention_with`](crate::attention_with) and
@@ -98,9 +98,9 @@ pub use sdpa_kernels::NoMod;
 ///
 /// ```
 /// use sdpa::Position;
-/// // Fourth row of a chunk that stands behind 100 earlier keys: distances are `position − key`.
-/// let at = Position { batch: 0, head: 2, row: 3, key: 101, position: 103 };
-/// let decay = |score: f32, at: Position| score - 0.5 * (at.position - at.key as isize) as f32;
+/// // Fourth row of a chunk that stands behind 100 earlier keys.
+/// let at = Position { batch: 0, head: 2, row: 3, key: 101, position: 103, distance: 2 };
+/// let decay = |score: f32, at: Position| score - 0.5 * at.distance as f32;
 /// assert_eq!(decay(0.0, at), -1.0);
 /// ```
 pub use sdpa_kernels::Position;
@@ -111,11 +111,11 @@ pub use sdpa_kernels::Position;
 /// // A bias by distance, of a table that keys beyond its end share.
 /// let table = [0.0, -0.5, -0.8, -1.0];
 /// let near = move |score: f32, at: Position| {
-///     let distance = at.position.abs_diff(at.key as isize);
+///     let distance = at.distance.unsigned_abs();
 ///     score + table[distance.min(table.len() - 1)]
 /// };
 /// let mods = Mods::new().score(near);
-/// assert_eq!(mods.score.score(2.0, Position { batch: 0, head: 0, row: 9, key: 8, position: 9 }), 1.5);
+/// assert_eq!(mods.score.score(2.0, Position { batch: 0, head: 0, row: 9, key: 8, position: 9, distance: 1 }), 1.5);
 ///
 /// // Chosen at run time: one type for any function.
 /// let named = |name: &str| -> Box<dyn ScoreMod> {
@@ -126,7 +126,7 @@ pub use sdpa_kernels::Position;
 ///     }
 /// };
 /// let mods = Mods::new().score(named("near"));
-/// # assert_eq!(mods.score.score(2.0, Position { batch: 0, head: 0, row: 9, key: 8, position: 9 }), 1.5);
+/// # assert_eq!(mods.score.score(2.0, Position { batch: 0, head: 0, row: 9, key: 8, position: 9, distance: 1 }), 1.5);
 /// ```
 pub use sdpa_kernels::ScoreMod;
 /// Weight function: a closure of a weight and a [`Position`].
@@ -136,7 +136,7 @@ pub use sdpa_kernels::ScoreMod;
 /// // Keeps two weights in three, as dropout does; a hash of the position takes the place of a generator.
 /// let keep = |at: Position| (at.key * 2_654_435_761 + at.row * 40_503 + at.head) % 3 > 0;
 /// let mods = Mods::new().weight(move |weight: f32, at: Position| if keep(at) { 1.5 * weight } else { 0.0 });
-/// assert_eq!(mods.weight.weight(0.5, Position { batch: 0, head: 0, row: 0, key: 0, position: 0 }), 0.0);
+/// assert_eq!(mods.weight.weight(0.5, Position { batch: 0, head: 0, row: 0, key: 0, position: 0, distance: 0 }), 0.0);
 /// ```
 pub use sdpa_kernels::WeightMod;
 /// Score function with its derivative, made of two closures: for calls that have a backward pass.
@@ -147,7 +147,7 @@ pub use sdpa_kernels::WeightMod;
 /// let limit = |s: f32, _: Position| s / (1.0 + s * s).sqrt();
 /// let slope = |s: f32, _: Position| (1.0 + s * s).powf(-1.5);
 /// let mods = Mods::new().score(WithDerivative::new(limit, slope));
-/// let at = Position { batch: 0, head: 0, row: 9, key: 8, position: 9 };
+/// let at = Position { batch: 0, head: 0, row: 9, key: 8, position: 9, distance: 1 };
 /// assert_eq!((mods.score.score(0.0, at), mods.score.derivative(0.0, at)), (0.0, Some(1.0)));
 /// assert_eq!(limit.derivative(0.0, at), None); // a closure alone has none
 /// ```

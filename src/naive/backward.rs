@@ -4,7 +4,7 @@
 //! caller's score function, it gives dbias and dslope. Then also times 1 − (s/cap)² under a softcap, it gives dq = c·Σ
 //! ds·k and dk = c·Σ ds·q. dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
 
-use super::row::{at_position, dropout_factor, entry, first_key, first_row, position};
+use super::row::{ahead, at_position, dropout_factor, entry, first_key, first_row, position, with_key};
 use super::{Answer, Dense, Real, answer};
 use crate::backward::{NO_DERIVATIVE, WEIGHT_FUNCTION};
 use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ScoreMod, Shape, WeightMod};
@@ -109,7 +109,7 @@ pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     for row in 0..shape.batch * shape.heads * shape.q_len {
         let (b, h, i) = (row / shape.q_len / shape.heads, row / shape.q_len % shape.heads, row % shape.q_len);
         if i < inputs.lengths(&shape, b).0 {
-            let at = Position { batch: b, head: h, row: i, key: 0, position: 0 };
+            let at = Position { batch: b, head: h, row: i, key: 0, position: 0, distance: 0 };
             let d_lse = d_lse.and_then(|d_lse| {
                 let (b, first) = first_row(inputs, at);
                 d_lse.get([b, h, first + i, 0]).copied()
@@ -182,28 +182,27 @@ impl<T: Real, S: ScoreMod> Call<'_, T, S> {
         Ok(())
     }
 
-    /// Returns the position of a row among the keys.
-    fn position(&self, at: Position) -> i128 {
-        let (q_len, kv_len) = self.inputs.lengths(&self.shape, at.batch);
-        position(self.attention, [q_len, kv_len], at.row)
-    }
-
     /// Returns the derivative of the score function at the score that bias and ALiBi make of a capped score.
     fn derivative(&self, at: Position, j: usize, capped: T) -> Result<T, Error> {
         if !self.score.is_given() {
             return Ok(T::from(1.0));
         }
-        let (inputs, position) = (self.inputs, self.position(at));
+        let (inputs, lengths) = (self.inputs, self.inputs.lengths(&self.shape, at.batch));
+        let lengths = [lengths.0, lengths.1];
+        let at = Position { key: j, ..at_position(at, position(self.attention, lengths, at.row)) };
+        let ahead = ahead(self.attention, inputs, lengths, at);
         let bias = inputs.bias.and_then(|Covered { of, cover }| of.get(entry(at, of.shape(), cover, j))).unwrap_or(0.0);
         let slope = T::from(inputs.alibi.map_or(0.0, |slopes| slopes[at.head]));
-        let score = capped + T::from(bias) - slope * T::from((position - j as i128).unsigned_abs() as f32);
-        let here = Position { key: j, ..at_position(at, position) };
+        let score = capped + T::from(bias) - slope * T::from(ahead.unsigned_abs() as f32);
+        let here = with_key(self.attention, inputs, lengths, at);
         self.score.derivative(score.to_f32(), here).map(T::from).ok_or(NO_DERIVATIVE)
     }
 
     /// Adds a score's gradient to those of slope and bias.
     fn option_gradients(&self, at: Position, j: usize, ds: T, all: &mut Gradient<T>) {
-        let distance = (self.position(at) - j as i128).unsigned_abs();
+        let (q_len, kv_len) = self.inputs.lengths(&self.shape, at.batch);
+        let here = Position { key: j, ..at };
+        let distance = ahead(self.attention, self.inputs, [q_len, kv_len], here).unsigned_abs();
         all.slopes[at.head] = all.slopes[at.head] - ds * T::from(distance as f32);
         if let Some(Covered { of, cover }) = self.inputs.bias {
             let [b, h, l, c] = entry(at, of.shape(), cover, j);

@@ -20,7 +20,7 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     let (zero, hidden) = (T::from(0.0), T::from(f32::NEG_INFINITY));
     let position = position(attention, [q_len, kv_len], at.row);
     let at = at_position(at, position);
-    let scores = scores(attention, inputs, [q, k], mods, at, position)?;
+    let scores = scores(attention, inputs, [q, k], mods, at)?;
     let sink = inputs.sinks.map_or(hidden, |sinks| T::from(sinks[at.head]));
     let max = scores[2].iter().copied().filter(|_| at.row < q_len).fold(sink, |max, s| if s > max { s } else { max });
     let reference = if max == hidden { zero } else { max };
@@ -31,7 +31,7 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     all.lse.push(if sum == zero { hidden } else { reference + sum.ln() });
     let mut out = vec![zero; shape.value_dim];
     for j in (0..shape.kv_len).filter(|&j| sees(j)) {
-        let here = Position { key: j, ..at };
+        let here = with_key(attention, inputs, [q_len, kv_len], Position { key: j, ..at });
         let weight =
             if mods.weight.is_given() { T::from(mods.weight.weight(weights[j].to_f32(), here)) } else { weights[j] };
         let weight = weight * dropout_factor(attention, here, shape.heads);
@@ -63,6 +63,25 @@ pub(super) fn position(attention: &Attention, [q_len, kv_len]: [usize; 2], row: 
 /// Sets a row's position as the caller's functions receive it.
 pub(super) fn at_position(at: Position, position: i128) -> Position {
     Position { position: position.clamp(isize::MIN as i128, isize::MAX as i128) as isize, ..at }
+}
+
+/// Returns how far a row is behind a key: by positions of their own, or by order.
+pub(super) fn ahead(attention: &Attention, inputs: &Inputs<'_>, lengths: [usize; 2], at: Position) -> i128 {
+    let row = match inputs.row_positions {
+        Some(positions) => positions[at.batch].get(at.row).map_or(0, |&position| position as i128),
+        None => position(attention, lengths, at.row),
+    };
+    let key = match inputs.key_positions {
+        Some(positions) => positions[at.batch].get(at.key).map_or(0, |&position| position as i128),
+        None => at.key as i128,
+    };
+    row - key
+}
+
+/// Sets the distance of a row and a key as the caller's functions receive it.
+pub(super) fn with_key(attention: &Attention, inputs: &Inputs<'_>, lengths: [usize; 2], at: Position) -> Position {
+    let ahead = ahead(attention, inputs, lengths, at);
+    Position { distance: ahead.clamp(isize::MIN as i128, isize::MAX as i128) as isize, ..at }
 }
 
 /// Returns the batch index of a sequence's rows of q, and the first of them.
@@ -97,7 +116,6 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     [q, k]: [&Dense<T>; 2],
     mods: &Mods<S, M, P>,
     at: Position,
-    position: i128,
 ) -> Result<[Vec<T>; 3], Error> {
     let shape = inputs.shape()?;
     let (q_len, kv_len) = inputs.lengths(&shape, at.batch);
@@ -118,8 +136,12 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
             s = (s / c).tanh() * c;
         }
         scores[1].push(s);
-        let ahead = position - j as i128;
-        let window = attention.visible.window.is_none_or(|w| w.sees(ahead) || j < w.kept_first());
+        let ahead = ahead(attention, inputs, [q_len, kv_len], Position { key: j, ..at });
+        let first = |kept: usize| match inputs.key_positions {
+            Some(positions) => positions[at.batch].get(j).is_some_and(|&key| key >= 0 && (key as usize) < kept),
+            None => j < kept,
+        };
+        let window = attention.visible.window.is_none_or(|w| w.sees(ahead) || first(w.kept_first()));
         let causal = attention.visible.causality == Causality::Full || ahead >= 0;
         let bias = inputs
             .bias
@@ -128,7 +150,7 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
             let byte = of.view().get(entry(at, of.view().shape(), cover, j));
             byte.is_none_or(|&byte| (byte != 0) != matches!(of, Mask::Keep(_)))
         });
-        let here = Position { key: j, ..at };
+        let here = with_key(attention, inputs, [q_len, kv_len], Position { key: j, ..at });
         let visible = exists && window && causal && bias != f32::NEG_INFINITY;
         if !visible || masked || !mods.mask.keep(here) {
             s = hidden;

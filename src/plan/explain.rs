@@ -126,7 +126,7 @@ impl Plan {
         let overlap = |from: usize, to: usize| to.min(last).saturating_sub(from.max(first));
         let (mut seen, mut low, mut high) = (0, last, first);
         for row in rows {
-            let keys = problem.call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);
+            let keys = problem.call.keys_of_row(sequence, row);
             for (from, to) in [(0, keys.prefix), (keys.start, keys.end)] {
                 if overlap(from, to) > 0 {
                     seen += overlap(from, to);

@@ -40,7 +40,7 @@ impl RowCost {
         let longest = (0..count).map(|index| call.sequence(index)).max_by_key(|sequence| sequence.q_len);
         let Some(sequence) = longest.filter(|sequence| sequence.q_len > 0) else { return Self::Even };
         let seen = |row: usize| {
-            let keys = call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);
+            let keys = call.keys_of_row(&sequence, row);
             keys.prefix + keys.end.saturating_sub(keys.start)
         };
         let [first, last] = [seen(0), seen(sequence.q_len - 1)];

@@ -86,7 +86,8 @@ impl<F> Shifted<'_, F> {
     #[inline(always)]
     fn at(&self, at: Position) -> Position {
         let position = at.position.saturating_add_unsigned(self.1.positions);
-        Position { key: at.key + self.1.keys, position, ..at }
+        let key = at.key + self.1.keys;
+        Position { key, position, distance: position.saturating_sub_unsigned(key), ..at }
     }
 }
 

@@ -7,6 +7,7 @@ mod functions;
 mod hidden;
 mod oracle;
 mod parts;
+mod positions;
 mod refusals;
 mod support;
 mod written;

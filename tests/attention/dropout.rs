@@ -56,7 +56,7 @@ fn every_weight_is_dropped_or_scaled() {
         for ([b, h, i, j], (got, weight)) in
             crate::support::indices(all.out.shape).zip(kept.out.data.iter().zip(&all.out.data))
         {
-            let keeps = dropout.keeps(Position { batch: b, head: h, row: i, key: j, position: 0 }, 2);
+            let keeps = dropout.keeps(Position { batch: b, head: h, row: i, key: j, position: 0, distance: 0 }, 2);
             let expected = if keeps { weight * dropout.factor() } else { 0.0 };
             assert!((got - expected).abs() <= 1e-6 * expected, "{isa}, row {i}, key {j}: {got}, expected {expected}");
         }
@@ -124,7 +124,7 @@ fn an_infinite_value_outweighs_those_that_overflow() {
         for (isa, exec) in execs() {
             let out = run(&case, &attention, case.inputs(), exec).out;
             for row in 0..6 {
-                let here = Position { batch: 0, head: 0, row, key: keys - 1, position: 0 };
+                let here = Position { batch: 0, head: 0, row, key: keys - 1, position: 0, distance: 0 };
                 let keeps = Dropout { p: 0.5, seed: 3, offset: 0 }.keeps(here, 1);
                 // 0 times infinity is NaN.
                 let expected = if keeps { f32::NEG_INFINITY } else { f32::NAN };

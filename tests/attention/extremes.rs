@@ -17,7 +17,7 @@ const POSITIONS: [isize; 9] = [isize::MIN, isize::MIN + 1, -1, 0, 1, 5, isize::M
 #[track_caller]
 fn check(what: &str, mask: &dyn MaskMod, sees: impl Fn(i128, i128) -> bool) {
     for (position, key) in POSITIONS.into_iter().flat_map(|p| NUMBERS.map(|key| (p, key))) {
-        let at = Position { batch: 0, head: 0, row: 0, key, position };
+        let at = Position { batch: 0, head: 0, row: 0, key, position, distance: position.saturating_sub_unsigned(key) };
         assert_eq!(mask.keep(at), sees(position as i128, key as i128), "{what}: {at:?}");
         for rows in 1..4 {
             let keys = key.saturating_sub(2)..key.saturating_add(1);
@@ -55,7 +55,16 @@ fn stock_masks_are_right_at_extreme_numbers() {
 #[test]
 fn huge_documents_take_no_memory() {
     let documents = Documents::by_ends(&[3, 1_000_000_000, usize::MAX]).expect("in order");
-    let sees = |position, key| documents.keep(Position { batch: 0, head: 0, row: 0, key, position });
+    let sees = |position, key| {
+        documents.keep(Position {
+            batch: 0,
+            head: 0,
+            row: 0,
+            key,
+            position,
+            distance: position.saturating_sub_unsigned(key),
+        })
+    };
     assert!(sees(5, 999_999_999) && !sees(5, 2) && !sees(5, 1_000_000_000) && sees(isize::MAX, 1_000_000_000));
 }
 

@@ -44,6 +44,7 @@ mod oracle;
 mod page_pool;
 mod paged;
 mod pool_changes;
+mod positions;
 mod shared_prefixes;
 mod short;
 mod split_keys;

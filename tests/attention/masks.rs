@@ -10,7 +10,7 @@ use sdpa::{
 use std::sync::Mutex;
 
 fn at(position: isize, key: usize) -> Position {
-    Position { batch: 0, head: 0, row: 0, key, position }
+    Position { batch: 0, head: 0, row: 0, key, position, distance: position.saturating_sub_unsigned(key) }
 }
 
 /// Documents of random lengths, some of them empty, some in two parts.

@@ -69,7 +69,7 @@ impl Subgraph {
                 graph.constants.insert(name, value);
             }
         }
-        graph.evaluate(1.0, Position { batch: 0, head: 0, row: 0, key: 0, position: 0 })?;
+        graph.evaluate(1.0, Position { batch: 0, head: 0, row: 0, key: 0, position: 0, distance: 0 })?;
         Ok(graph)
     }
 

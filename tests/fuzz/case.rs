@@ -68,6 +68,8 @@ pub(crate) struct Case {
     pub(crate) sinks: Option<Vec<f32>>,
     pub(crate) kv_lens: Option<Vec<usize>>,
     pub(crate) ragged: Option<[Vec<usize>; 2]>,
+    /// Positions of the rows and of the keys of each sequence.
+    pub(crate) positions: [Option<Vec<Vec<i32>>>; 2],
     pub(crate) functions: Functions,
 }
 
@@ -181,14 +183,21 @@ impl Case {
 
     /// What dropout multiplies a weight by.
     pub(crate) fn kept(&self, [batch, head, row]: [usize; 3], key: usize) -> f32 {
-        let at = Position { batch, head, row, key, position: 0 };
+        let at = Position { batch, head, row, key, position: 0, distance: 0 };
         let kept = |dropout: Dropout| if dropout.keeps(at, self.heads()) { dropout.factor() } else { 0.0 };
         self.settings.dropout.map_or(1.0, kept)
     }
 
     /// How far a key is behind a row's position; ahead if negative.
     pub(crate) fn behind(&self, [b, _, i]: [usize; 3], j: usize) -> i128 {
-        self.offset(b) as i128 + i as i128 - j as i128
+        let [rows, keys] = &self.positions;
+        let row = rows.as_ref().map_or(self.offset(b) as i128 + i as i128, |rows| rows[b][i].into());
+        row - self.place_of_key(b, j).unwrap_or(if keys.is_some() { 0 } else { j as i128 })
+    }
+
+    /// Position of a key, if it is there.
+    fn place_of_key(&self, b: usize, j: usize) -> Option<i128> {
+        self.positions[1].as_ref().map_or(Some(j as i128), |keys| keys[b].get(j).map(|&key| key.into()))
     }
 
     /// True if nothing hides a key from a row, one rule not being asked. Scores may hide it still.
@@ -198,7 +207,8 @@ impl Case {
         let causal = !self.settings.causal || behind >= 0;
         let window = self.settings.window.is_none_or(|Sides { left, right, first }| {
             let left = left.is_none_or(|n| behind <= n as i128);
-            j < first || left && right.is_none_or(|n| -behind <= n as i128)
+            let kept = self.place_of_key(row[0], j).is_some_and(|key| key >= 0 && key < first as i128);
+            kept || left && right.is_none_or(|n| -behind <= n as i128)
         });
         let bias = || {
             but == Some(Rule::Bias)
@@ -243,6 +253,10 @@ impl Case {
         };
         let Origin { batch, row: first } = self.functions.origin;
         let origin = Origin { batch: batch + b, row: first + rows.start };
+        let positions = [
+            self.positions[0].as_ref().map(|all| vec![all[b][rows.clone()].to_vec()]),
+            self.positions[1].as_ref().map(|all| vec![all[b].clone()]),
+        ];
         let alignment = Some(Alignment::Offset(self.offset(b).saturating_add_unsigned(rows.start)));
         Self {
             q: self.q.part(qb, row..row + rows.len()),
@@ -256,19 +270,20 @@ impl Case {
             sinks: self.sinks.clone(),
             kv_lens: self.kv_lens.as_ref().map(|lens| vec![lens[b]]),
             ragged: None,
+            positions,
             functions: Functions { origin, ..self.functions },
         }
     }
 
     /// The case without its numbers.
     pub(crate) fn describe(&self) -> String {
-        let Self { settings, alibi, sinks, kv_lens, ragged, functions, dtypes, .. } = self;
+        let Self { settings, alibi, sinks, kv_lens, ragged, positions, functions, dtypes, .. } = self;
         let shapes = [&self.q, &self.k, &self.v].map(|x| x.shape);
         let bias = self.bias.as_ref().map(|(x, dtype)| (x.of.shape, x.cover, dtype));
         let mask = self.mask.as_ref().map(|(x, polarity)| (x.of.shape, x.cover, polarity));
         format!(
             "q, k, v {shapes:?} {dtypes:?} {settings:?} bias {bias:?} mask {mask:?} alibi {alibi:?} sinks {sinks:?} \
-             kv_lens {kv_lens:?} ragged {ragged:?} {functions:?}"
+             kv_lens {kv_lens:?} ragged {ragged:?} positions {positions:?} {functions:?}"
         )
     }
 }

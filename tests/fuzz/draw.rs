@@ -201,9 +201,42 @@ pub(crate) fn draw_of(rng: &mut Rng, home: Home, sizes: Sizes) -> Case {
     }
     let functions = functions(rng, rows, keys);
     let (bias, mask, alibi, sinks) = (None, None, None, None);
-    let mut case = Case { q, k, v, dtypes, settings, bias, mask, alibi, sinks, kv_lens: lens, ragged, functions };
+    let mut case = Case {
+        q,
+        k,
+        v,
+        dtypes,
+        settings,
+        bias,
+        mask,
+        alibi,
+        sinks,
+        kv_lens: lens,
+        ragged,
+        functions,
+        positions: [None, None],
+    };
     options(rng, &mut case);
     case
+}
+
+/// Gives rows, keys or both of a call positions of their own, in order or not. With slopes none is far away.
+pub(crate) fn own_positions(rng: &mut Rng, case: &mut Case) {
+    let far = case.alibi.is_none();
+    let list = |rng: &mut Rng, n: usize| -> Vec<i32> {
+        let (len, first) = (1 + rng.below(n + 1), rng.below(20) as i32 - 9);
+        match rng.below(5) {
+            0 => (0..n).map(|i| (i % len) as i32).collect(),
+            1 => (0..n as i32).map(|i| first + i).collect(),
+            2 if far => (0..n).map(|i| if i < len { i32::MAX } else { (i - len) as i32 }).collect(),
+            3 if far => (0..n).map(|_| rng.pick(&[i32::MIN, i32::MAX, -1, 0, 1])).collect(),
+            _ => (0..n).map(|_| first + rng.below(2 * n) as i32).collect(),
+        }
+    };
+    let which = rng.below(4);
+    let rows = (0..case.batch()).map(|b| list(rng, case.rows(b))).collect();
+    let keys = (0..case.batch()).map(|b| list(rng, case.kv_len(b))).collect();
+    case.positions = [(which != 0).then_some(rows), (which != 1).then_some(keys)];
 }
 
 /// Any options over keys and values that are there already, of these lengths.
@@ -214,7 +247,21 @@ pub(crate) fn small(rng: &mut Rng, [k, v]: [Array; 2], [k_type, v_type]: [Dtype;
     let (settings, functions) = (settings(rng, rows, keys), functions(rng, rows, keys));
     let (bias, mask, alibi, sinks) = (None, None, None, None);
     let (dtypes, kv_lens, ragged) = ([Dtype::F32, k_type, v_type], Some(lens), None);
-    let mut case = Case { q, k, v, dtypes, settings, bias, mask, alibi, sinks, kv_lens, ragged, functions };
+    let mut case = Case {
+        q,
+        k,
+        v,
+        dtypes,
+        settings,
+        bias,
+        mask,
+        alibi,
+        sinks,
+        kv_lens,
+        ragged,
+        functions,
+        positions: [None, None],
+    };
     options(rng, &mut case);
     case
 }

@@ -142,7 +142,7 @@ impl Pieces {
 /// Keys of a sequence pushed piece by piece into a state, read on the way; or gathered a block at a time and merged.
 pub(crate) fn pieces_of_keys(rng: &mut Rng, whole: &Whole<'_>) {
     let case = whole.case;
-    if case.batch() == 0 || far(case) {
+    if case.batch() == 0 || far(case) || case.positions.iter().any(Option::is_some) {
         return;
     }
     let case = &stateful(case, rng.below(case.batch()));

@@ -33,6 +33,7 @@ pub(crate) struct Stage<'c> {
     sinks: Option<Memory<f32>>,
     kv_lens: Option<Memory<usize>>,
     ragged: Option<[Memory<usize>; 2]>,
+    positions: [Option<Vec<&'c [i32]>>; 2],
     /// Sequences of a cache or pool that the call is about; all of them if there is no list.
     names: Option<Memory<usize>>,
 }
@@ -82,7 +83,9 @@ impl<'c> Stage<'c> {
         let sinks = case.sinks.as_ref().map(|x| list(rng, x));
         let kv_lens = case.kv_lens.as_ref().map(|x| list(rng, x));
         let ragged = case.ragged.as_ref().map(|[q, k]| [list(rng, q), list(rng, k)]);
-        Self { case, q, source, bias, mask, alibi, sinks, kv_lens, ragged, names: None }
+        let lists = |all: &'c Option<Vec<Vec<i32>>>| all.as_ref().map(|all| all.iter().map(|list| &list[..]).collect());
+        let positions = case.positions.each_ref().map(lists);
+        Self { case, q, source, bias, mask, alibi, sinks, kv_lens, ragged, positions, names: None }
     }
 
     /// About some sequences of a cache or pool, by name.
@@ -129,6 +132,9 @@ impl<'c> Stage<'c> {
             inputs = self.ragged.as_ref().map_or(inputs, |[q, _]| inputs.ragged_queries(q.slice()));
         }
         inputs = self.with_mask(self.with_bias(inputs));
+        let [rows, keys] = &self.positions;
+        inputs = rows.as_ref().map_or(inputs, |x| inputs.row_positions(x));
+        inputs = keys.as_ref().map_or(inputs, |x| inputs.key_positions(x));
         inputs = self.alibi.as_ref().map_or(inputs, |x| inputs.alibi(x.slice()));
         self.sinks.as_ref().map_or(inputs, |x| inputs.sinks(x.slice()))
     }

@@ -186,7 +186,7 @@ fn dropout() {
     });
     let factor = |n: usize| {
         let (batch, head, row, key) = (n / 70 / 33 / 6, n / 70 / 33 % 6, n / 70 % 33, n % 70);
-        let at = Position { batch, head, row, key, position: 0 };
+        let at = Position { batch, head, row, key, position: 0, distance: 0 };
         if rule.keeps(at, 6) { rule.factor() } else { 0.0 }
     };
     let factors: Vec<f32> = (0..2 * 6 * 33 * 70).map(factor).collect();

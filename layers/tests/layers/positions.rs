@@ -231,3 +231,38 @@ fn tables_that_no_machine_can_hold_are_refused() {
     refused!(Embedding::sinusoidal(usize::MAX, 0), "embedding: width is 0, but must be at least 1");
     refused!(Embedding::sinusoidal(0, usize::MAX), "embedding: number of entries is 0, but must be at least 1");
 }
+
+#[test]
+fn rows_rotated_by_positions_of_their_own_are_rows_that_begin_there() {
+    let rope = Rope::new(40, 6, 10_000.0, RopePairs::Half).expect("good sizes");
+    let factor = 1.25;
+    let scaled = rope.clone().attention_factor(factor).expect("finite");
+    let x: Vec<f32> = (0..5 * 16).map(|i| (i as f32).sin()).collect();
+    let positions = [7, 0, 39, 7, 3];
+    for rope in [&rope, &scaled] {
+        let mut got = x.clone();
+        rope.rotate_by(&mut got, [2, 8], &positions, &mut Compute::default()).expect("they fit");
+        for ((got, x), &position) in got.chunks(16).zip(x.chunks(16)).zip(&positions) {
+            let mut row = x.to_vec();
+            rope.rotate(&mut row, [2, 8], Sequences::one(1), position as usize, &mut Compute::default())
+                .expect("it fits");
+            assert_eq!(got, row);
+            // Columns behind the rope's are not touched, by a factor neither.
+            assert_eq!([&got[6..8], &got[14..]], [&x[6..8], &x[14..]]);
+        }
+    }
+    let (mut one, mut other) = (x.clone(), x.clone());
+    rope.rotate_by(&mut one, [2, 8], &positions, &mut Compute::default()).expect("they fit");
+    scaled.rotate_by(&mut other, [2, 8], &positions, &mut Compute::default()).expect("they fit");
+    for (n, (one, other)) in one.iter().zip(&other).enumerate() {
+        let expected = if n % 8 < 6 { factor * one } else { *one };
+        assert!((other - expected).abs() <= 1e-6, "{n}: {other} and {expected}");
+    }
+    for bad in [&[7, 0, 40, 7, 3][..], &[7, 0, -1, 7, 3], &[0; 4]] {
+        let mut same = x.clone();
+        let error = rope.rotate_by(&mut same, [2, 8], bad, &mut Compute::default()).expect_err("a mistake");
+        assert!(error.to_string().contains("positions"), "{error}");
+        assert_eq!(same, x);
+    }
+    assert!(rope.attention_factor(f32::NAN).is_err());
+}

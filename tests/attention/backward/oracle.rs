@@ -6,7 +6,7 @@ use crate::support::{Rng, Tensor, execs};
 use sdpa::naive;
 
 /// Largest error, as a share of the largest gradient.
-fn error(got: &[f32], expected: &[f64]) -> f64 {
+pub(super) fn error(got: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let largest = expected.iter().fold(1.0f64, |largest, x| largest.max(x.abs()));
     got.iter().zip(expected).map(|(&got, expected)| (f64::from(got) - expected).abs() / largest).fold(0.0, f64::max)

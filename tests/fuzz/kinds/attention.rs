@@ -3,7 +3,7 @@
 use crate::fuzzer::bits::{Recorder, settle, sizes};
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::Results;
-use crate::fuzzer::draw::{Home, SHARED, draw, draw_of};
+use crate::fuzzer::draw::{Home, SHARED, draw, draw_of, own_positions};
 use crate::fuzzer::oracle::Oracle;
 use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::rng::Rng;
@@ -15,7 +15,10 @@ use std::sync::OnceLock;
 
 /// One random call.
 pub(crate) fn check(rng: &mut Rng) {
-    let (case, home) = draw(rng);
+    let (mut case, home) = draw(rng);
+    if rng.one_in(4) {
+        own_positions(rng, &mut case);
+    }
     check_case(rng, &case, home);
 }
 

@@ -4,7 +4,7 @@ use crate::fuzzer::array::{Array, Layout};
 use crate::fuzzer::bits::{Recorder, settle, sizes};
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::Written;
-use crate::fuzzer::draw::{DTYPES, Home, draw_at, draw_of, is_tame, numbers, tame_one};
+use crate::fuzzer::draw::{DTYPES, Home, draw_at, draw_of, is_tame, numbers, own_positions, tame_one};
 use crate::fuzzer::functions::{Bound, Fuse, Part, Thrown};
 use crate::fuzzer::kinds::attention::pool;
 use crate::fuzzer::memory::{Flush, Memory};
@@ -59,7 +59,10 @@ impl<'a> How<'a> {
 
 /// Gradients of one random call.
 pub(crate) fn check(rng: &mut Rng) {
-    let case = draw_at(rng, Home::Tensors);
+    let mut case = draw_at(rng, Home::Tensors);
+    if rng.one_in(4) {
+        own_positions(rng, &mut case);
+    }
     check_case(rng, case);
 }
 

@@ -95,7 +95,7 @@ fn with_tensor(case: &Case, both: &Both) -> Case {
     };
     let plain = |[batch, head, row, key]: [usize; 4]| {
         let position = case.offset(batch).saturating_add_unsigned(row);
-        (both.plain)(Position { batch, head, row, key, position })
+        (both.plain)(Position { batch, head, row, key, position, distance: position.saturating_sub_unsigned(key) })
     };
     let shape = [case.batch(), case.heads(), rows, keys];
     let of = Array::from_fn(shape, |at| if keeps(at) && plain(at) { 1.0 } else { 0.0 });

@@ -19,13 +19,18 @@ pub(super) fn check(rng: &mut Rng) {
     refused(rng, committed, &parents);
     let (mut case, home) = drafted_somewhere(rng, committed, parents.len());
     let mut both = both(committed, parents.clone());
-    // Rows of a tree stand at distances that nobody knows.
+    // Without positions of their own rows of a tree stand at distances that nobody knows.
     match rng.below(8) {
         0 => case.alibi = Some(vec![0.5; case.heads()]),
         1 => case.settings.window = Some(Sides { left: Some(rng.below(300)), right: None, first: rng.below(3) }),
         _ => {}
     }
-    both.fits = case.alibi.is_none() && case.settings.window.is_none();
+    if rng.one_in(2) {
+        let drafted = Tree::new(committed, &parents).expect("parents come first").positions();
+        let keys = (0..committed as i32).chain(drafted.iter().copied()).collect();
+        case.positions = [Some(vec![drafted]), Some(vec![keys])];
+    }
+    both.fits = case.positions[0].is_some() || case.alibi.is_none() && case.settings.window.is_none();
     check_mask(rng, &case, home, &both);
     if let Home::Cache(_) = home {
         keep_path(rng, case, committed, &parents);
@@ -115,7 +120,7 @@ fn keep_path(rng: &mut Rng, mut case: Case, committed: usize, parents: &[Option<
         *x = Array::from_fn([1, heads, keys.len(), dim], |[_, h, j, c]| x.get([0, h, keys[j], c]));
     }
     case.kv_lens = Some(vec![keys.len()]);
-    (case.bias, case.mask) = (None, None);
+    (case.bias, case.mask, case.positions) = (None, None, [None, None]);
     let what = format!("path {path:?} behind {committed}: {}", case.describe());
     let expected =
         Stage::new(rng, &case, Home::Tensors).run(&what, &mut Outs::blank(rng, &case, Wanted::ALL), Exec::serial());

@@ -81,6 +81,14 @@ pub struct Case {
     pub functions: Functions,
     pub place: Place,
     pub precision: Precision,
+    /// Positions of the rows and of the keys of each sequence. They are never freed, since inputs borrow lists of lists.
+    pub positions: [Option<&'static [&'static [i32]]>; 2],
+}
+
+/// Lists of positions that are never freed.
+pub fn kept(lists: Vec<Vec<i32>>) -> &'static [&'static [i32]] {
+    let lists: Vec<&'static [i32]> = lists.into_iter().map(|list| &*list.leak()).collect();
+    lists.leak()
 }
 
 /// Which outputs to ask for besides `out` and `lse`.
@@ -157,6 +165,9 @@ impl Case {
             None => inputs,
         };
         inputs = self.alibi.as_ref().map_or(inputs, |x| inputs.alibi(x));
+        let [rows, keys] = self.positions;
+        inputs = rows.map_or(inputs, |x| inputs.row_positions(x));
+        inputs = keys.map_or(inputs, |x| inputs.key_positions(x));
         self.sinks.as_ref().map_or(inputs, |x| inputs.sinks(x))
     }
 

@@ -102,6 +102,7 @@ impl Case {
             functions: Functions::default(),
             place: Place::WHOLE,
             precision: sdpa::Precision::Exact,
+            positions: [None; 2],
         }
     }
 }

@@ -76,7 +76,7 @@ impl<S: Simd> Column<'_, S> {
             }
             return true;
         };
-        if self.keys().is_empty() || !task.holds(first) {
+        if self.keys().is_empty() || !task.sees(first) {
             return true;
         }
         if first > first_block && !self.pass.wait(BlockAt { number: self.at.number - 1, ..self.at }, number + 1) {
@@ -193,9 +193,9 @@ impl<S: Simd> Column<'_, S> {
         let Some(biased) = &tile.copies.biased else { return };
         for row in task.rows(0..rows_of(task)) {
             let keys = tile.spans[row.n / S::TILE_ROWS].keys();
-            let first = task.position(row, self.keys().start + keys.start);
+            let run = task.keys_from(row, self.keys().start + keys.start);
             let at = row.n * SCORE_STRIDE + keys.start..row.n * SCORE_STRIDE + keys.end;
-            task.mods.apply_derivative(task.s, first, &biased[at.clone()], &mut own.gradients[at]);
+            task.mods.apply_derivative(task.s, run, &biased[at.clone()], &mut own.gradients[at]);
         }
     }
 
@@ -286,13 +286,22 @@ impl<S: Simd> Column<'_, S> {
             unsafe {
                 let (_, numbers) = self.pass.rows.row(row.index());
                 if slopes {
-                    let position = task.position(row, 0).position;
-                    numbers[RowNumber::Distance as usize] += lane_sum(
-                        task.s,
-                        gradients,
-                        #[inline(always)]
-                        |key| position.abs_diff(first as isize + key as isize) as f32,
-                    );
+                    let position = task.row_position(row.i);
+                    let sum = match task.key_positions() {
+                        None => lane_sum(
+                            task.s,
+                            gradients,
+                            #[inline(always)]
+                            |key| position.abs_diff(first as isize + key as isize) as f32,
+                        ),
+                        Some(positions) => lane_sum(
+                            task.s,
+                            gradients,
+                            #[inline(always)]
+                            |key| position.abs_diff(positions[first + key] as isize) as f32,
+                        ),
+                    };
+                    numbers[RowNumber::Distance as usize] += sum;
                 }
                 match bias {
                     Some(bias) if bias.columns == BiasColumns::One => {

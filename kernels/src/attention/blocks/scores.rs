@@ -14,7 +14,7 @@ use crate::attention::call::options::Mask;
 use crate::attention::call::outputs::Point;
 use crate::attention::call::row_mods::PanelClasses;
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::attention::call::visibility::VisibleKeys;
+use crate::attention::call::visibility::{VisibleKeys, VisiblePositions};
 use crate::attention::steps::dropout;
 use crate::attention::steps::mask_passes;
 use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
@@ -23,6 +23,7 @@ use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MIN_TILE_ROWS};
 use crate::simd::{LANES, Simd, quiet};
 use crate::tensor::any::{Tensor, Typed};
+use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
 use core::ops::Range;
 
@@ -98,8 +99,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             return;
         }
         if mask.is_none() && !task.given.mask {
-            let (first, last) = task.positions();
-            if task.call.visible.shows_all(first, last, task.seq.kv_len, self.first..self.first + self.len) {
+            if task.shows_all(self.first..self.first + self.len) {
                 self.spans.of_tiles(tiles).fill(whole);
                 return;
             }
@@ -137,6 +137,10 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     fn visible_ranges<'a>(&self, rows: Range<usize>, ranges: &'a mut [RowKeys]) -> &'a mut [RowKeys] {
         let ranges = &mut ranges[..rows.len()];
         for row in self.task.rows(rows) {
+            if let Some((positions, seen)) = self.seen_positions(row) {
+                ranges[row.n] = mask_passes::keys_at(self.task.s, positions, seen);
+                continue;
+            }
             let keys = self.visible_to(row);
             let (from, to) = keys.key_range();
             ranges[row.n] = RowKeys::new(from, to, keys.prefix == 0);
@@ -176,11 +180,18 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Returns the keys of the block that the range rules make visible to a row.
+    /// Returns the positions that the block's keys have of their own, and those of them that a row sees by the range rules.
+    fn seen_positions(&self, row: Row) -> Option<(&[i32], VisiblePositions)> {
+        let (positions, visible) = (self.task.key_positions()?, self.task.call.visible);
+        let position = self.task.row_position(row.i);
+        let [seen, _] = visible.positions(position, position);
+        visible.hides_keys().then_some((&positions[self.first..self.first + self.len], seen))
+    }
+
+    /// Returns the keys of the block that the range rules make visible to a row, where keys are at their own indices.
     fn visible_to(&self, row: Row) -> VisibleKeys {
-        let seq = &self.task.seq;
-        let position = seq.offset.saturating_add_unsigned(row.i);
-        self.task.call.visible.keys(position, seq.kv_len).within(self.first, self.len)
+        let position = self.task.row_position(row.i);
+        self.task.call.visible.keys(position, self.task.seq.kv_len).within(self.first, self.len)
     }
 
     /// Returns a row of a bias or mask, from the block's first key on.
@@ -218,18 +229,28 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let task = self.task;
         if let Some(slopes) = task.call.options.alibi {
             let mut lines = [(0.0, 0.0); MAX_ROW_BLOCK];
+            let mut from = [0; MAX_ROW_BLOCK];
             for row in task.rows(row_block.clone()) {
-                let position = task.seq.offset.saturating_add_unsigned(row.i).saturating_sub_unsigned(self.first);
+                from[row.n] = task.row_position(row.i) as i64;
+                let position = task.row_position(row.i).saturating_sub_unsigned(self.first);
                 lines[row.n] = (slopes[row.head], position as f32);
             }
-            score_passes::alibi(task.s, self.scores(row_block.len()), &lines);
+            match task.key_positions() {
+                None => score_passes::alibi(task.s, self.scores(row_block.len()), &lines),
+                Some(positions) => {
+                    let mut of_block = [0; KEY_BLOCK];
+                    of_block[..self.len].copy_from_slice(&positions[self.first..self.first + self.len]);
+                    let slopes = lines.map(|(slope, _)| slope);
+                    score_passes::alibi_at(task.s, self.scores(row_block.len()), (&slopes, &from), &of_block);
+                }
+            }
         }
         if task.given.score {
             copy_scores(&mut self.copies.biased, self.regions.scores, row_block.len());
             for row in task.rows(row_block) {
                 let keys = self.spans[row.n / S::TILE_ROWS].keys();
-                let first = task.position(row, self.first + keys.start);
-                task.mods.apply_score(task.s, first, &mut self.regions.scores[row.n * SCORE_STRIDE..][keys]);
+                let run = task.keys_from(row, self.first + keys.start);
+                task.mods.apply_score(task.s, run, &mut self.regions.scores[row.n * SCORE_STRIDE..][keys]);
             }
         }
     }
@@ -261,18 +282,32 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 continue;
             }
             let (lo, hi) = (span.keys().start, span.keys().end);
-            let keys = self.visible_to(row);
-            let scores = &mut self.regions.scores[row.n * SCORE_STRIDE..][..hi];
-            let (prefix, start) = (keys.prefix.clamp(lo, hi), keys.start.clamp(lo, hi));
-            if prefix < start {
-                scores[prefix..start].fill(f32::NEG_INFINITY);
-            }
-            scores[keys.end.clamp(start, hi)..hi].fill(f32::NEG_INFINITY);
+            self.hide_by_rules(row, lo..hi);
             if task.given.mask {
-                let first = task.position(row, self.first + lo);
-                task.mods.apply_mask(task.s, first, self.classes[row.n], &mut scores[lo..]);
+                let (run, scores) =
+                    (task.keys_from(row, self.first + lo), &mut self.regions.scores[row.n * SCORE_STRIDE..][..hi]);
+                task.mods.apply_mask(task.s, run, self.classes[row.n], &mut scores[lo..]);
             }
         }
+    }
+
+    /// Sets the scores of keys of the block that the range rules hide from a row to −∞.
+    fn hide_by_rules(&mut self, row: Row, of: Range<usize>) {
+        let (lo, hi) = (of.start, of.end);
+        let at = row.n * SCORE_STRIDE..row.n * SCORE_STRIDE + hi;
+        if let Some(positions) = self.task.key_positions().filter(|_| self.task.call.visible.hides_keys()) {
+            let position = self.task.row_position(row.i);
+            let [seen, _] = self.task.call.visible.positions(position, position);
+            let scores = &mut self.regions.scores[at][lo..];
+            return mask_passes::hide_at(self.task.s, &positions[self.first + lo..self.first + hi], seen, scores);
+        }
+        let keys = self.visible_to(row);
+        let scores = &mut self.regions.scores[at];
+        let (prefix, start) = (keys.prefix.clamp(lo, hi), keys.start.clamp(lo, hi));
+        if prefix < start {
+            scores[prefix..start].fill(f32::NEG_INFINITY);
+        }
+        scores[keys.end.clamp(start, hi)..hi].fill(f32::NEG_INFINITY);
     }
 
     /// Writes out the row block's scores of the key block, if there is an output for this point.

@@ -3,8 +3,9 @@
 use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::mods::Position;
 use crate::attention::call::outputs::Shared;
-use crate::attention::call::row_mods::{Given, RowMods};
+use crate::attention::call::row_mods::{Given, RowMods, RowRun};
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, Tiling};
+use crate::attention::call::visibility::{VisiblePositions, least_and_most};
 use crate::attention::call::{Call, RowSet, Sequence};
 use crate::attention::steps::dropout::{self, Kept};
 use crate::attention::steps::span::Span;
@@ -173,19 +174,67 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         })
     }
 
-    pub(crate) fn position(&self, row: Row, key: usize) -> Position {
-        let position = self.seq.offset.saturating_add_unsigned(row.i);
-        Position { batch: self.set.sequence, head: row.head, row: row.i, key, position }
+    /// Returns the keys of a row from `key` on.
+    pub(crate) fn keys_from(&self, row: Row, key: usize) -> RowRun<'t> {
+        let (position, from) = (self.seq.offset.saturating_add_unsigned(row.i), self.row_position(row.i));
+        let key_positions = self.key_positions().map_or(&[][..], |positions| &positions[key..]);
+        let distance =
+            key_positions.first().map_or(from.saturating_sub_unsigned(key), |&key| from.saturating_sub(key as isize));
+        let first = Position { batch: self.set.sequence, head: row.head, row: row.i, key, position, distance };
+        RowRun { first, from, key_positions }
+    }
+
+    /// Returns the position of a row of the task's first sequence, from which distances are counted.
+    #[inline(always)]
+    pub(crate) fn row_position(&self, i: usize) -> isize {
+        match self.call.row_positions(self.set.sequence) {
+            Some(positions) => positions[i] as isize,
+            None => self.seq.offset.saturating_add_unsigned(i),
+        }
+    }
+
+    /// Returns the positions that the keys of the task have of their own.
+    #[inline(always)]
+    pub(crate) fn key_positions(&self) -> Option<&'t [i32]> {
+        self.call.key_positions(self.set.sequence)
     }
 
     /// Returns the first key of each block with a key that the range rules make visible to some row.
     pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
         let keys = self.keys_to_compute();
-        let (kv, source) = (&self.call.kv, self.seq.source);
-        numbers(keys).map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(source, first))
+        let (kv, source, rule) = (&self.call.kv, self.seq.source, self.rule_of_positions());
+        let may_be_seen = move |first| rule.is_none_or(|(positions, [some, _])| some.may_have(ends(positions, first)));
+        numbers(keys).map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(source, first) && may_be_seen(first))
+    }
+
+    /// Returns the positions that the keys have of their own, and those that some row and that every row sees of them, if the
+    /// range rules are by such positions and hidden keys need not be computed.
+    fn rule_of_positions(&self) -> Option<(&'t [i32], [VisiblePositions; 2])> {
+        let positions = self.key_positions()?;
+        if !self.call.visible.hides_keys() || self.outputs.wants_all_keys() {
+            return None;
+        }
+        let (first, last) = self.positions();
+        Some((positions, self.call.visible.positions(first, last)))
+    }
+
+    /// Returns true if every row sees all of some keys of a block by the range rules.
+    pub(crate) fn shows_all(&self, keys: Range<usize>) -> bool {
+        if let Some((positions, [_, all])) = self.rule_of_positions() {
+            return all.has_all(ends(positions, keys.start));
+        }
+        let (first, last) = self.positions();
+        self.call.visible.shows_all(first, last, self.seq.kv_len, keys)
     }
 
     /// Returns true if the block that starts at key `first` is one of [`Self::blocks`].
+    pub(crate) fn sees(&self, first: usize) -> bool {
+        let rule = self.rule_of_positions();
+        self.holds(first) && rule.is_none_or(|(positions, [some, _])| some.may_have(ends(positions, first)))
+    }
+
+    /// Returns true if the block that starts at key `first` is one of [`Self::blocks`], or would be but for the positions of
+    /// its keys.
     pub(crate) fn holds(&self, first: usize) -> bool {
         let number = first / KEY_BLOCK;
         first.is_multiple_of(KEY_BLOCK)
@@ -200,7 +249,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     /// Returns a range that holds every key that the range rules make visible to any row of the task.
     fn visible_keys(&self) -> Range<usize> {
-        if !self.call.visible.hides_keys() {
+        if !self.call.visible.hides_keys() || self.key_positions().is_some() {
             return 0..self.seq.kv_len;
         }
         let (first, last) = self.positions();
@@ -214,6 +263,10 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         // Rows of one head are in order; a task that covers several heads may hold any row. One row a head needs no division.
         let in_order = q_len > 1 && rows.start / q_len == (rows.end - 1) / q_len;
         let (first, last) = if in_order { (rows.start % q_len, (rows.end - 1) % q_len) } else { (0, q_len - 1) };
+        if let Some(positions) = self.call.row_positions(self.set.sequence) {
+            let [least, most] = least_and_most(&positions[first..=last]);
+            return (least as isize, most as isize);
+        }
         let position = |i: usize| self.seq.offset.saturating_add_unsigned(i);
         self.set.others.iter().fold((position(first), position(last)), |(first, last), other| {
             let Sequence { offset, q_len, .. } = self.call.sequence(other.sequence);
@@ -268,6 +321,11 @@ fn first_sequence(set: &RowSet<'_>, call: &Call<'_>, tiling: &Tiling) -> Sequenc
     let all: usize = set.sequences().map(|sequence| call.rows_of(sequence)).sum();
     assert!(rows.end <= all && rows.len() <= tiling.most_rows, "rows outside the call, or more than a task's");
     seq
+}
+
+/// Returns the least and the greatest position of the keys of the block that starts at key `first`.
+fn ends(positions: &[i32], first: usize) -> [i32; 2] {
+    least_and_most(&positions[first..positions.len().min(first + KEY_BLOCK)])
 }
 
 /// Returns the numbers of the blocks that hold these keys.

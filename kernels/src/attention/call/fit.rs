@@ -1,7 +1,7 @@
 //! Checks that the tensors and lists that a call reads fit together: the only ones, for errors and for unsafe code.
 
-use crate::attention::call::Call;
 use crate::attention::call::options::{Cover, Covered, Options, Ragged};
+use crate::attention::call::{Call, Sequence};
 use crate::kv::source::values_fit;
 use crate::tensor::misfit::{Bound, Fault, Misfit, cumulative, same};
 use crate::tensor::rows::MAX_DIM;
@@ -97,6 +97,24 @@ impl Call<'_> {
             if got > limit {
                 let (bound, of) = (Bound::AtMost, Some("the keys of that sequence"));
                 return Fault::Entry { index, got, bound, limit, of }.of("kv_lens");
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every row and key of each sequence has a position, if rows or keys have positions of their own.
+    pub fn positions_fit(&self) -> Result<(), Misfit> {
+        let Options { row_positions, key_positions, .. } = self.options;
+        for (argument, positions) in [("row positions", row_positions), ("key positions", key_positions)] {
+            let Some(positions) = positions else { continue };
+            same(argument, "number of sequences", positions.len(), self.sequence_count(), "the call")?;
+            for (index, positions) in positions.iter().enumerate() {
+                let Sequence { q_len, kv_len, .. } = self.sequence(index);
+                let (expected, of) = match argument {
+                    "row positions" => (q_len, "the rows of that sequence"),
+                    _ => (kv_len, "the keys of that sequence"),
+                };
+                same(argument, "length", positions.len(), expected, of)?;
             }
         }
         Ok(())

@@ -13,7 +13,7 @@ pub(crate) mod visibility;
 
 use crate::attention::call::mods::CallFacts;
 use crate::attention::call::options::{Options, Ragged};
-use crate::attention::call::visibility::{Alignment, Visible};
+use crate::attention::call::visibility::{Alignment, Visible, VisibleKeys};
 use crate::kv::source::KeyValues;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::{Dtype, Precision};
@@ -58,7 +58,32 @@ pub struct Sequence {
     pub offset: isize,
 }
 
+impl<'a> Call<'a> {
+    /// Positions that the rows of a sequence have of their own.
+    #[inline(always)]
+    pub(crate) fn row_positions(&self, sequence: usize) -> Option<&'a [i32]> {
+        self.options.row_positions.map(|all| all[sequence])
+    }
+
+    /// Positions that the keys of a sequence have of their own.
+    #[inline(always)]
+    pub(crate) fn key_positions(&self, sequence: usize) -> Option<&'a [i32]> {
+        self.options.key_positions.map(|all| all[sequence])
+    }
+}
+
 impl Call<'_> {
+    /// Returns keys among which are all that the range rules make visible to a row of a sequence: all its keys, if rows or
+    /// keys have positions of their own.
+    #[inline]
+    pub fn keys_of_row(&self, sequence: &Sequence, row: usize) -> VisibleKeys {
+        let Sequence { offset, kv_len, .. } = *sequence;
+        match self.options.own_positions() {
+            Some(_) => VisibleKeys { prefix: 0, start: 0, end: kv_len },
+            None => self.visible.keys(offset.saturating_add_unsigned(row), kv_len),
+        }
+    }
+
     /// Number of query heads that share one key/value head.
     #[inline]
     pub fn group_size(&self) -> usize {
@@ -77,6 +102,10 @@ impl Call<'_> {
     pub fn facts(&self) -> CallFacts {
         let facts = CallFacts::new(self.sequence_count());
         let alibi = self.options.alibi.map(|_| "alibi");
+        // Distances are by order only where both are.
+        if self.options.row_positions.is_some() && self.options.key_positions.is_some() {
+            return facts;
+        }
         self.visible.window.map(|_| "window").or(alibi).map_or(facts, |option| facts.distance(option))
     }
 

@@ -20,8 +20,12 @@ pub struct Position {
     /// Key, counted in the sequence.
     pub key: usize,
     /// Position of the row among the keys of its sequence: `row` plus the offset of the call's alignment, or `row` if
-    /// no alignment is named. Distances to keys are `position − key`, in prefill and in decoding.
+    /// no alignment is named; in prefill as in decoding. It says where the row lies, whatever positions of their own rows
+    /// and keys have.
     pub position: isize,
+    /// Distance from the key to the row, negative for later keys: `position − key`, or the difference of the positions that
+    /// `Inputs::row_positions` and `Inputs::key_positions` give.
+    pub distance: isize,
 }
 
 /// Rows and keys of one head, for [`MaskMod::class`]: each of the rows with each of the keys.
@@ -45,12 +49,14 @@ impl BlockPosition {
         self.position..=self.position.saturating_add_unsigned(self.rows.len().saturating_sub(1))
     }
 
-    /// Returns the positions of all pairs of a row and a key of the block, row by row.
+    /// Returns the positions of all pairs of a row and a key of the block, row by row. Distances are by order: a mask that
+    /// measures them with positions of their own must answer [`BlockClass::Mixed`].
     pub fn pairs(&self) -> impl Iterator<Item = Position> + use<> {
         let Self { batch, head, rows, keys, position } = self.clone();
         rows.enumerate().flat_map(move |(n, row)| {
             let position = position.saturating_add_unsigned(n);
-            keys.clone().map(move |key| Position { batch, head, row, key, position })
+            let distance = move |key| position.saturating_sub_unsigned(key);
+            keys.clone().map(move |key| Position { batch, head, row, key, position, distance: distance(key) })
         })
     }
 }

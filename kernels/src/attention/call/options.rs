@@ -96,11 +96,21 @@ pub struct Options<'a> {
     /// Sequences of the cache or pages that the queries belong to, in the order of the queries; by default all of them,
     /// in their own order.
     pub sources: Option<&'a [usize]>,
+    /// Positions of the rows of each sequence, in place of those that the alignment gives.
+    pub row_positions: Option<&'a [&'a [i32]]>,
+    /// Positions of the keys of each sequence, in place of their order.
+    pub key_positions: Option<&'a [&'a [i32]]>,
     /// Dropout of weights, after the softmax.
     pub dropout: Option<Dropout>,
 }
 
 impl Options<'_> {
+    /// Name of the positions that rows or keys have of their own, if they have any.
+    #[inline]
+    pub fn own_positions(&self) -> Option<&'static str> {
+        self.row_positions.map(|_| "row positions").or(self.key_positions.map(|_| "key positions"))
+    }
+
     /// Sets dropout of weights, unless its probability is so small that none would be dropped.
     #[must_use]
     pub fn dropout(self, dropout: Option<Dropout>) -> Self {

@@ -44,20 +44,49 @@ impl PanelClasses {
     pub(crate) const MIXED: Self = Self { hidden: 0, mixed: u16::MAX, hides: false };
 }
 
-/// [`Mods`] without their types. Positions are those of the first of `scores` or `weights`.
+/// Neighbouring keys of a row.
+#[derive(Clone, Copy)]
+pub(crate) struct RowRun<'a> {
+    /// Position of the first key.
+    pub(crate) first: Position,
+    /// Position of the row that distances are counted from.
+    pub(crate) from: isize,
+    /// Positions that the keys, and any that follow, have of their own; empty if they have none.
+    pub(crate) key_positions: &'a [i32],
+}
+
+impl RowRun<'_> {
+    /// Returns the position of the `j`th key after the first.
+    #[inline(always)]
+    pub(crate) fn at(&self, j: usize) -> Position {
+        let distance = match self.key_positions.get(j) {
+            Some(&key) => self.from.saturating_sub(key as isize),
+            None => self.first.distance.saturating_sub_unsigned(j),
+        };
+        Position { key: self.first.key + j, distance, ..self.first }
+    }
+
+    /// Returns the keys from the `j`th on.
+    #[inline(always)]
+    fn after(self, j: usize) -> Self {
+        Self { first: self.at(j), key_positions: self.key_positions.get(j..).unwrap_or(&[]), ..self }
+    }
+}
+
+/// [`Mods`] without their types. Runs begin with the key of the first of `scores` or `weights`.
 pub(crate) trait RowMods<S>: Sync {
     /// Returns which functions there are.
     fn given(&self) -> Given;
     /// Applies the score function to consecutive keys of a row.
-    fn apply_score(&self, s: S, first: Position, scores: &mut [f32]);
+    fn apply_score(&self, s: S, run: RowRun<'_>, scores: &mut [f32]);
     /// Multiplies the gradients of consecutive keys of a row by the score function's derivative at the scores before
     /// it. A gradient of 0 stays 0; others become NaN if there is no derivative.
-    fn apply_derivative(&self, s: S, first: Position, scores: &[f32], gradients: &mut [f32]);
+    fn apply_derivative(&self, s: S, run: RowRun<'_>, scores: &[f32], gradients: &mut [f32]);
     /// Applies the mask function, which gave these classes, to consecutive keys of a row, at least one, the first of
     /// which starts a panel.
-    fn apply_mask(&self, s: S, first: Position, classes: PanelClasses, scores: &mut [f32]);
+    fn apply_mask(&self, s: S, run: RowRun<'_>, classes: PanelClasses, scores: &mut [f32]);
     /// Applies the weight function to the visible keys among keys `keys` of the block, for one row.
-    fn apply_weight(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
+    fn apply_weight(&self, run: RowRun<'_>, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
     /// Returns the class that the mask function gives a block.
     fn class(&self, block: BlockPosition) -> BlockClass;
     /// Returns the classes that the mask function gives the panels of a block of one row. Panels without a key of the block
@@ -82,33 +111,33 @@ impl<A, B: MaskMod, C> Mods<A, B, C> {
 
     /// Finds out which of some consecutive keys of a row, whose panels have these classes, the mask function keeps.
     #[inline(always)]
-    fn answer(&self, at: Position, classes: PanelClasses, keep: &mut [bool]) {
-        let block = at.of_keys(keep.len());
+    fn answer(&self, run: RowRun<'_>, classes: PanelClasses, keep: &mut [bool]) {
+        let block = run.first.of_keys(keep.len());
         let finds = self.find(&block, |key| {
-            keep[key - at.key] = true;
+            keep[key - block.keys.start] = true;
             key + 1
         });
         if finds {
             return;
         }
         if !classes.hides {
-            return self.ask(at, keep);
+            return self.ask(run, keep);
         }
         for (n, keep) in keep.chunks_mut(QUARTER).enumerate() {
-            let at = later(at, n * QUARTER);
-            match self.mask.class(at.of_keys(keep.len())) {
+            let run = run.after(n * QUARTER);
+            match self.mask.class(run.first.of_keys(keep.len())) {
                 BlockClass::None => {}
                 BlockClass::All => keep.fill(true),
-                BlockClass::Mixed => self.ask(at, keep),
+                BlockClass::Mixed => self.ask(run, keep),
             }
         }
     }
 
     /// Asks the mask function about consecutive keys of a row.
     #[inline(always)]
-    fn ask(&self, first: Position, keep: &mut [bool]) {
+    fn ask(&self, run: RowRun<'_>, keep: &mut [bool]) {
         for (j, keep) in keep.iter_mut().enumerate() {
-            *keep = self.mask.keep(later(first, j));
+            *keep = self.mask.keep(run.at(j));
         }
     }
 }
@@ -117,15 +146,9 @@ impl Position {
     /// Returns the block of this row and `keys` keys from this one on.
     #[inline(always)]
     fn of_keys(self, keys: usize) -> BlockPosition {
-        let Self { batch, head, row, key, position } = self;
+        let Self { batch, head, row, key, position, .. } = self;
         BlockPosition { batch, head, rows: row..row + 1, keys: key..key + keys, position }
     }
-}
-
-/// Returns the position of the `j`th key after `first`.
-#[inline(always)]
-fn later(first: Position, j: usize) -> Position {
-    Position { key: first.key + j, ..first }
 }
 
 impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C> {
@@ -133,12 +156,12 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
         Given { score: self.score.is_given(), mask: self.mask.is_given(), weight: self.weight.is_given() }
     }
 
-    fn apply_score(&self, s: S, first: Position, scores: &mut [f32]) {
+    fn apply_score(&self, s: S, run: RowRun<'_>, scores: &mut [f32]) {
         s.vectorize(
             #[inline(always)]
             || {
                 for (j, score) in scores.iter_mut().enumerate() {
-                    let new = self.score.score(*score, later(first, j));
+                    let new = self.score.score(*score, run.at(j));
                     // A key that a bias has hidden stays hidden.
                     *score = if *score == f32::NEG_INFINITY { *score } else { new };
                 }
@@ -146,12 +169,12 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
         );
     }
 
-    fn apply_derivative(&self, s: S, first: Position, scores: &[f32], gradients: &mut [f32]) {
+    fn apply_derivative(&self, s: S, run: RowRun<'_>, scores: &[f32], gradients: &mut [f32]) {
         s.vectorize(
             #[inline(always)]
             || {
                 for (j, (&score, gradient)) in scores.iter().zip(gradients).enumerate() {
-                    let derivative = self.score.derivative(score, later(first, j)).unwrap_or(f32::NAN);
+                    let derivative = self.score.derivative(score, run.at(j)).unwrap_or(f32::NAN);
                     // The derivative of a hidden score may be anything.
                     *gradient = if *gradient == 0.0 { 0.0 } else { *gradient * derivative };
                 }
@@ -161,20 +184,20 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
 
     /// Key by key in panels that are mixed: first all answers, then all scores, since the two loops together are often not
     /// vectorised.
-    fn apply_mask(&self, s: S, first: Position, classes: PanelClasses, scores: &mut [f32]) {
+    fn apply_mask(&self, s: S, run: RowRun<'_>, classes: PanelClasses, scores: &mut [f32]) {
         s.vectorize(
             #[inline(always)]
             || {
-                let (len, start) = (scores.len(), first.key % KEY_BLOCK);
+                let (len, start) = (scores.len(), run.first.key % KEY_BLOCK);
                 let inside = panel_bits(start / LANES..(start + len).div_ceil(LANES));
-                let keys = |run: Range<usize>| run.start * LANES - start..len.min(run.end * LANES - start);
-                for run in runs(classes.hidden & inside) {
-                    scores[keys(run)].fill(f32::NEG_INFINITY);
+                let keys = |panels: Range<usize>| panels.start * LANES - start..len.min(panels.end * LANES - start);
+                for panels in runs(classes.hidden & inside) {
+                    scores[keys(panels)].fill(f32::NEG_INFINITY);
                 }
                 for keys in runs(classes.mixed & inside).map(keys) {
-                    let (at, mut keep) = (later(first, keys.start), [false; KEY_BLOCK]);
+                    let (run, mut keep) = (run.after(keys.start), [false; KEY_BLOCK]);
                     let (keep, scores) = (&mut keep[..keys.len()], &mut scores[keys]);
-                    self.answer(at, classes, keep);
+                    self.answer(run, classes, keep);
                     for (score, &mut keep) in scores.iter_mut().zip(keep) {
                         *score = if keep { *score } else { f32::NEG_INFINITY };
                     }
@@ -183,10 +206,10 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
         );
     }
 
-    fn apply_weight(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits) {
+    fn apply_weight(&self, run: RowRun<'_>, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits) {
         for (i, (weight, j)) in weights.iter_mut().zip(keys).enumerate() {
             if is_visible(visible, j) {
-                *weight = self.weight.weight(*weight, later(first, i));
+                *weight = self.weight.weight(*weight, run.at(i));
             }
         }
     }

@@ -169,6 +169,57 @@ impl Visible {
     }
 }
 
+/// Returns the least and the greatest of some positions.
+pub(crate) fn least_and_most(positions: &[i32]) -> [i32; 2] {
+    positions.iter().fold([i32::MAX, i32::MIN], |[least, most], &at| [least.min(at), most.max(at)])
+}
+
+/// Positions of keys that rows see by the range rules: up to `last`, those of `from..=to` and the `first` ones from 0 on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct VisiblePositions {
+    last: isize,
+    from: isize,
+    to: isize,
+    first: usize,
+}
+
+impl VisiblePositions {
+    /// Returns true if keys at a position are visible.
+    #[inline(always)]
+    pub(crate) fn has(self, key: i32) -> bool {
+        let key = key as isize;
+        (key <= self.last) & ((self.from <= key) & (key <= self.to) | (key >= 0) & ((key as usize) < self.first))
+    }
+
+    /// Returns false only if no position of a range is visible.
+    pub(crate) fn may_have(self, [low, high]: [i32; 2]) -> bool {
+        let (low, high) = (low as isize, high as isize);
+        low <= self.last && (low <= self.to && self.from <= high || high >= 0 && (low.max(0) as usize) < self.first)
+    }
+
+    /// Returns true only if all positions of a range are visible.
+    pub(crate) fn has_all(self, [low, high]: [i32; 2]) -> bool {
+        let (low, high) = (low as isize, high as isize);
+        high <= self.last && (self.from <= low && high <= self.to || low >= 0 && (high as usize) < self.first)
+    }
+}
+
+impl Visible {
+    /// Returns the positions that some row at positions `first..=last` may see, and those that every such row sees.
+    pub(crate) fn positions(&self, first: isize, last: isize) -> [VisiblePositions; 2] {
+        let of = |low: isize, high: isize| {
+            let [left, right] = self.window.map_or([None, None], |window| window.sides());
+            VisiblePositions {
+                last: if self.causality == Causality::Causal { high } else { isize::MAX },
+                from: left.map_or(isize::MIN, |left| low.saturating_sub_unsigned(left)),
+                to: right.map_or(isize::MAX, |right| high.saturating_add_unsigned(right)),
+                first: self.window.map_or(0, |window| window.keep_first),
+            }
+        };
+        [of(first, last), of(last, first)]
+    }
+}
+
 impl VisibleKeys {
     /// Returns the parts of the main range and of the prefix that lie in the block `first .. first + len`, counted
     /// from `first`.

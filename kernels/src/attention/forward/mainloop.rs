@@ -215,9 +215,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         score_passes::weights(task.s, ScoreBlock { scores, spans, rows }, &ends);
         for row in task.rows(row_block) {
             let keys = spans[row.n / S::TILE_ROWS].keys();
-            let first = task.position(row, self.first + keys.start);
+            let run = task.keys_from(row, self.first + keys.start);
             let weights = &mut scores[row.n * SCORE_STRIDE..][keys.clone()];
-            task.mods.apply_weight(first, weights, keys, visible.of_row(row.n));
+            task.mods.apply_weight(run, weights, keys, visible.of_row(row.n));
         }
     }
 }

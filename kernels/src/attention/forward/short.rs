@@ -41,6 +41,8 @@ impl<'t> ShortCall<'t> {
             kv_lens: _,
             ragged: _,
             sources: _,
+            row_positions: _,
+            key_positions: _,
         } = call.options
         else {
             return None;

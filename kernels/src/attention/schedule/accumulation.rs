@@ -1,5 +1,6 @@
 //! What split-KV of a call would accumulate and read, for plans; and which key blocks its sequences see.
 
+use crate::attention::call::visibility::least_and_most;
 use crate::attention::call::{Call, Sequence};
 use crate::attention::schedule::split_sequences::part_floats;
 use crate::simd::LANES;
@@ -57,15 +58,21 @@ impl Call<'_> {
     /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
     fn visible_keys(&self, sequence: usize) -> Range<usize> {
         let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
-        match q_len {
-            0 => 0..0,
-            _ if !self.visible.hides_keys() => 0..kv_len,
-            n => self.visible.key_range(offset, offset.saturating_add_unsigned(n - 1), kv_len),
-        }
+        let (first, last) = match self.row_positions(sequence).map(least_and_most) {
+            _ if q_len == 0 => return 0..0,
+            _ if !self.visible.hides_keys() || self.options.key_positions.is_some() => return 0..kv_len,
+            Some([least, most]) => (least as isize, most as isize),
+            None => (offset, offset.saturating_add_unsigned(q_len - 1)),
+        };
+        self.visible.key_range(first, last, kv_len)
     }
 
-    /// Returns true if every row of a sequence sees all of these keys by its length and the range rules.
+    /// Returns true if every row of a sequence sees all of these keys by its length and the range rules. Positions of their
+    /// own are not looked at: then it is false if there is any rule.
     pub(crate) fn sees_all(&self, sequence: usize, keys: Range<usize>) -> bool {
+        if self.visible.hides_keys() && self.options.own_positions().is_some() {
+            return false;
+        }
         let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
         let last = offset.saturating_add_unsigned(q_len.saturating_sub(1));
         q_len == 0 || self.visible.shows_all(offset, last, kv_len, keys)

@@ -57,8 +57,7 @@ impl Call<'_> {
         let sequence = self.sequence(set.sequence);
         let (mut pairs, mut first, mut end) = (0u64, usize::MAX, 0);
         for row in set.rows.clone() {
-            let position = sequence.offset.saturating_add_unsigned(row % sequence.q_len);
-            let (from, to) = self.visible.keys(position, sequence.kv_len).key_range();
+            let (from, to) = self.keys_of_row(&sequence, row % sequence.q_len).key_range();
             if from < to {
                 pairs = pairs.saturating_add((to - from) as u64);
                 (first, end) = (first.min(from), end.max(to));

@@ -2,6 +2,7 @@
 //! anything is computed.
 
 use crate::attention::call::options::Mask;
+use crate::attention::call::visibility::VisiblePositions;
 use crate::attention::steps::score_passes::{Columns, ScoreBlock};
 use crate::attention::steps::span::RowKeys;
 use crate::simd::{LANES, Simd};
@@ -69,6 +70,36 @@ pub(crate) unsafe fn narrow_by_mask<S: Simd>(s: S, rows: &[Columns<u8>], polarit
             }
         },
     )
+}
+
+/// Returns the keys of a block, at these positions, that are visible.
+pub(crate) fn keys_at<S: Simd>(s: S, positions: &[i32], seen: VisiblePositions) -> RowKeys {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            let (mut panels, mut number) = (0, 0);
+            for (n, panel) in positions.chunks(LANES).enumerate() {
+                let kept: u32 = panel.iter().map(|&key| u32::from(seen.has(key))).sum();
+                panels |= u16::from(kept > 0) << n;
+                number += kept as usize;
+            }
+            let Some(from) = positions.iter().position(|&key| seen.has(key)) else { return RowKeys::EMPTY };
+            let to = positions.iter().rposition(|&key| seen.has(key)).map_or(from, |last| last + 1);
+            RowKeys { from, to, all: number == to - from, panels }
+        },
+    )
+}
+
+/// Hides the keys at positions that are not visible.
+pub(crate) fn hide_at<S: Simd>(s: S, positions: &[i32], seen: VisiblePositions, scores: &mut [f32]) {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            for (score, &key) in scores.iter_mut().zip(positions) {
+                *score = if seen.has(key) { *score } else { f32::NEG_INFINITY };
+            }
+        },
+    );
 }
 
 /// Returns the keys from `from` on whose bytes a mask keeps, of a block's row.

@@ -236,6 +236,25 @@ pub(crate) fn alibi<S: Simd>(s: S, row_block: ScoreBlock<'_>, rows: &[(f32, f32)
     );
 }
 
+/// Adds −slope·|p − k|, for keys at positions k of their own: per row the slope and the row's position.
+pub(crate) fn alibi_at<S: Simd>(
+    s: S,
+    row_block: ScoreBlock<'_>,
+    (slopes, from): (&[f32], &[i64]),
+    positions: &[i32; KEY_BLOCK],
+) {
+    assert!(slopes.len() >= row_block.rows && from.len() >= row_block.rows);
+    let (panels, _) = positions.as_chunks::<LANES>();
+    row_block.replace(
+        s,
+        #[inline(always)]
+        move |row, panel, score| {
+            let distances = panels[panel].map(|key| from[row].saturating_sub(i64::from(key)).unsigned_abs() as f32);
+            s.fma(lanes::load(s, &distances), s.splat(-slopes[row]), score)
+        },
+    );
+}
+
 /// Turns scores into finished weights: exp(score − reference) · factor, per row; 0 where hidden, even in a row that is
 /// NaN.
 pub(crate) fn weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {

@@ -142,6 +142,20 @@ impl Pair {
         let sinks = rng.one_in(3).then(|| (0..heads).map(|_| rng.normal()).collect());
         let (bias, mask, alibi, ragged) = (None, None, None, None);
         let functions = Functions::default();
-        Case { q, k, v, dtypes, settings, bias, mask, alibi, sinks, kv_lens: Some(lens), ragged, functions }
+        Case {
+            q,
+            k,
+            v,
+            dtypes,
+            settings,
+            bias,
+            mask,
+            alibi,
+            sinks,
+            kv_lens: Some(lens),
+            ragged,
+            functions,
+            positions: [None, None],
+        }
     }
 }

@@ -9,12 +9,13 @@ use crate::attention::call::mods::{BlockClass, BlockPosition, CallFacts, MaskErr
 /// Drafted token `t` has the key `committed + t`, and its row stands at that position ([`Position::position`]: name the
 /// call's alignment, [`Alignment::BottomRight`](crate::Alignment::BottomRight) if the drafted tokens are the last
 /// keys). Earlier rows are causal; rows after the draft see the committed keys. All sequences of a batch have the same
-/// tree; [`PerSequence`](crate::PerSequence) gives each its own. Whatever the tree, memory is 16 bytes a token, and a
+/// tree; [`PerSequence`](crate::PerSequence) gives each its own. Whatever the tree, memory is 24 bytes a token, and a
 /// pair takes constant time.
 ///
 /// On its path a token is at `committed` + its depth, but its row stands at the position of its key, often further on.
-/// So a call with a tree and a window or ALiBi is refused; nor may your own functions measure distances from
-/// [`Position::position`]. Keys and queries that are rotated by position must be rotated for `committed` + depth.
+/// So a call with a tree and a window or ALiBi must give its rows and keys positions of their own, which for drafted tokens
+/// are [`Tree::positions`], and for committed keys by default their indices; without, it is refused. Keys and queries
+/// that are rotated by position must be rotated for these.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
     committed: usize,
@@ -27,6 +28,8 @@ struct Token {
     place: usize,
     /// Number of its descendants and itself.
     size: usize,
+    /// Number of its ancestors.
+    depth: usize,
 }
 
 impl Tree {
@@ -43,7 +46,7 @@ impl Tree {
                 return Err(MaskError::Parent { token, parent });
             }
         }
-        let mut tokens = vec![Token { place: 0, size: 1 }; parents.len()];
+        let mut tokens = vec![Token { place: 0, size: 1, depth: 0 }; parents.len()];
         for (token, parent) in parents.iter().enumerate().rev() {
             if let Some(parent) = *parent {
                 tokens[parent].size += tokens[token].size;
@@ -54,10 +57,18 @@ impl Tree {
         for (token, parent) in parents.iter().enumerate() {
             let place = parent.map_or(&mut next_root, |parent| &mut next[parent]);
             tokens[token].place = *place;
+            tokens[token].depth = parent.map_or(0, |parent| tokens[parent].depth + 1);
             *place += tokens[token].size;
             next[token] = tokens[token].place + 1;
         }
         Ok(Self { committed, tokens })
+    }
+
+    /// Returns the positions of the drafted tokens on their paths, `committed` + depth, for `Inputs::row_positions` and the
+    /// last of `Inputs::key_positions`; `i32::MAX` where they are beyond it.
+    pub fn positions(&self) -> Vec<i32> {
+        let position = |token: &Token| i32::try_from(self.committed.saturating_add(token.depth)).unwrap_or(i32::MAX);
+        self.tokens.iter().map(position).collect()
     }
 
     /// Returns true if a drafted token is another's ancestor, or the same.

@@ -8,7 +8,8 @@ use core::fmt;
 pub struct CallFacts {
     /// Number of sequences: each [`Position::batch`](crate::Position::batch) of the call is less.
     pub sequences: usize,
-    /// Name of an option that measures the distance from a row's position to a key, `window` or `alibi`, if one is set.
+    /// Name of an option that measures the distance from a row's position to a key, `window` or `alibi`, if one is set and
+    /// not both rows and keys have positions of their own.
     pub distance: Option<&'static str>,
 }
 
@@ -77,8 +78,9 @@ impl fmt::Display for MaskError {
             ),
             Self::Distance { option } => write!(
                 f,
-                "{option}: does not go with a tree of drafted tokens: it measures the distance from a row to a key, and \
-                 rows of a tree stand where they lie in the draft, not where they lie on their path"
+                "{option}: does not go with a tree of drafted tokens unless rows and keys have positions of their own: it \
+                 measures the distance from a row to a key, and rows of a tree stand where they lie in the draft, not where \
+                 they lie on their path (`Tree::positions`)"
             ),
             Self::Sequences { masks, sequences } => {
                 write!(f, "mask function: PerSequence has {masks} masks, but the call has {sequences} sequences")

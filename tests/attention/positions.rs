@@ -1,0 +1,239 @@
+//! Rows and keys with positions of their own: the bits of default ones, the oracle's numbers, trees, refusals.
+
+use crate::options::{Case, Full, Wanted, check_against_oracle, kept};
+use crate::support::{Rng, Tensor, assert_same_bits, execs, fewer};
+use sdpa::masks::Tree;
+use sdpa::{
+    Alignment, Attention, AttnState, Error, Exec, Inputs, KvCache, KvShape, Mods, Outputs, Position, Run, View,
+    ViewMut, Window, naive,
+};
+
+/// The positions that rows and keys have without any of their own.
+pub(crate) fn default_positions(case: &Case) -> Case {
+    let offset = |b: usize| case.offset(b) as i32;
+    let rows = (0..case.batch()).map(|b| (0..case.rows(b)).map(|i| offset(b) + i as i32).collect()).collect();
+    let keys = (0..case.batch()).map(|b| (0..case.kv_len(b) as i32).collect()).collect();
+    Case { positions: [Some(kept(rows)), Some(kept(keys))], ..case.clone() }
+}
+
+/// Random positions, in order or not, of rows, keys or both. With slopes none is far away, as scores would be huge.
+pub(crate) fn random_positions(rng: &mut Rng, case: &Case) -> Case {
+    let mut lists = |len: &dyn Fn(usize) -> usize| -> Vec<Vec<i32>> {
+        let mut list = |n: usize| -> Vec<i32> {
+            let most = 2 * n + 2;
+            match rng.below(5) {
+                // Documents that count from 0.
+                0 => {
+                    let len = 1 + rng.below(n + 1);
+                    (0..n).map(|i| (i % len) as i32).collect()
+                }
+                // Padding on the left.
+                1 => {
+                    let (pad, far) = (rng.below(n + 1), if case.alibi.is_some() { 9 } else { i32::MAX });
+                    (0..n).map(|i| if i < pad { far } else { (i - pad) as i32 }).collect()
+                }
+                // Far below 0.
+                2 if case.alibi.is_none() => (0..n).map(|_| i32::MIN + rng.below(most) as i32).collect(),
+                _ => (0..n).map(|_| rng.below(most) as i32 - 9).collect(),
+            }
+        };
+        (0..case.batch()).map(|b| list(len(b))).collect()
+    };
+    let (rows, keys) = (lists(&|b| case.rows(b)), lists(&|b| case.kv_len(b)));
+    let which = rng.below(6);
+    let case = case.clone();
+    let given = |lists, given: bool| given.then(|| kept(lists));
+    Case { positions: [given(rows, which != 0), given(keys, which != 1)], ..case }
+}
+
+fn assert_same_full(what: &str, got: &Full, expected: &Full) {
+    assert_same_bits(what, &got.out, &expected.out);
+    assert_same_bits(what, &got.lse, &expected.lse);
+    let others = |full: &Full| full.points.clone().into_iter().chain([full.mass.clone()]).flatten().collect::<Vec<_>>();
+    for (got, expected) in others(got).iter().zip(&others(expected)) {
+        assert_same_bits(what, got, expected);
+    }
+}
+
+/// Half of the cases are of few rows and more than one key block, which split-KV computes.
+fn random_case(rng: &mut Rng, seed: u64) -> Case {
+    let heads = rng.pick(&[[2, 1], [2, 2], [4, 2]]);
+    let mut case = match seed % 2 {
+        0 => Case::random(rng, 200_000),
+        _ => {
+            let (batch, rows, keys) = (1 + rng.below(3), 1 + rng.below(5), 257 + rng.below(600));
+            Case::of_sizes(rng, [batch, heads[0], heads[1], rows, keys, 16, 16])
+        }
+    };
+    if rng.below(2) == 0 {
+        case.causal = true;
+        case.alignment = case.alignment.or(Some(Alignment::BottomRight));
+    }
+    case
+}
+
+#[test]
+fn default_positions_have_the_bits_of_none() {
+    for seed in 0..fewer(200) {
+        let case = random_case(&mut Rng::new(seed), seed);
+        let given = default_positions(&case);
+        for (isa, exec) in execs() {
+            for wanted in [Wanted::LEAST, Wanted::ALL] {
+                let what = format!("seed {seed}, {isa}");
+                assert_same_full(&what, &given.run(exec, wanted), &case.run(exec, wanted));
+            }
+        }
+    }
+}
+
+#[test]
+fn random_positions_have_the_numbers_of_the_oracle() {
+    for seed in 0..fewer(400) {
+        let mut rng = Rng::new(1000 + seed);
+        let case = random_case(&mut rng, seed);
+        let case = random_positions(&mut rng, &case);
+        let oracle = case.oracle::<f64>();
+        for (isa, exec) in execs() {
+            for wanted in [Wanted::LEAST, Wanted::ALL] {
+                check_against_oracle(&format!("seed {seed}, {isa}"), &case, &case.run(exec, wanted), &oracle);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_has_the_bits_of_tensors() {
+    for seed in 0..fewer(60) {
+        let mut rng = Rng::new(2000 + seed);
+        let (rows, keys) = (rng.pick(&[1, 3, 40]), 1 + rng.below(700));
+        let case = Case::plain(&mut rng, [2, 4, 2, rows, keys, 16, 16]);
+        let window =
+            (rng.below(2) == 0).then(|| Window::inclusive(Some(rng.below(400)), None).keep_first(rng.below(3)));
+        let alibi = (rng.below(2) == 0).then(|| vec![0.1, 0.2, 0.3, 0.02]);
+        let alignment = Some(Alignment::BottomRight);
+        let case = random_positions(&mut rng, &Case { causal: true, window, alibi, alignment, ..case });
+        let mut cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 16, value_dim: 16 }).expect("good sizes");
+        cache.append(case.k.view(), case.v.view()).expect("they fit");
+        for (isa, exec) in execs() {
+            let got = case.run_over(Inputs::cached(case.q.view(), &cache), exec, Wanted::LEAST);
+            assert_same_full(&format!("seed {seed}, {isa}"), &got, &case.run(exec, Wanted::LEAST));
+        }
+    }
+}
+
+#[test]
+fn functions_are_told_the_distance() {
+    let mut rng = Rng::new(3);
+    let case = Case::plain(&mut rng, [2, 2, 1, 30, 300, 8, 8]);
+    for case in [case.clone(), default_positions(&case), random_positions(&mut rng, &case)] {
+        // Both of the rules of a call, as functions.
+        let alibi =
+            case.positions[0].is_none() || case.positions[1].is_none_or(|x| x[0].iter().all(|&x| x.abs() < 1000));
+        let slope = if alibi { 0.01 } else { 0.0 };
+        let near = |at: Position| at.distance >= 0 && at.distance < 50;
+        let mods = Mods::new().mask(near).score(|s: f32, at: Position| s - slope * (at.distance as f32).abs());
+        let window = Window::last_tokens(50.try_into().expect("not 0"));
+        let slopes = [slope; 2];
+        let attention = case.attention().align(Alignment::TopLeft);
+        let expected = naive::oracle(&attention.window(window), &case.inputs().alibi(&slopes)).expect("good");
+        for (isa, exec) in execs() {
+            let mut full = case.unwritten(Wanted::LEAST);
+            let problem = attention.problem(case.inputs(), full.outputs()).expect("a good call");
+            problem.run_once_with(exec, Run::new().mods(&mods)).expect("functions that fit");
+            check_against_oracle(&format!("{isa}"), &case, &full, &expected);
+        }
+    }
+}
+
+#[test]
+fn a_row_that_sees_no_key_has_zeros_and_no_sum() {
+    let case = Case::plain(&mut Rng::new(4), [1, 2, 1, 3, 300, 16, 16]);
+    let positions = [Some(kept(vec![vec![4, i32::MIN, 5]])), Some(kept(vec![vec![5; 300]]))];
+    let case = Case { causal: true, positions, ..case };
+    for (isa, exec) in execs() {
+        let full = case.run(exec, Wanted::LEAST);
+        for [_, h, i] in case.every_row() {
+            let zeros = (0..16).all(|c| full.out.get([0, h, i, c]).to_bits() == 0);
+            assert_eq!((zeros, full.lse.get([0, h, i, 0]) == f32::NEG_INFINITY), (i < 2, i < 2), "{isa}, row {i}");
+        }
+    }
+}
+
+/// Each drafted token by itself, behind its path in a cache, gives what the whole tree does.
+#[test]
+fn a_tree_under_a_window_and_slopes_is_its_paths() {
+    let mut rng = Rng::new(5);
+    for (committed, drafted) in [(0, 9), (40, 17), (255, 7), (600, 20)] {
+        let parents: Vec<Option<usize>> =
+            (0..drafted).map(|t| (t > 0 && rng.below(6) > 0).then(|| t - 1 - rng.below(t.min(4)))).collect();
+        let tree = Tree::new(committed, &parents).expect("parents in front");
+        let at = tree.positions();
+        let keys: Vec<i32> = (0..committed as i32).chain(at.iter().copied()).collect();
+        let (n, slopes) = (committed + drafted, [0.25, 0.06]);
+        let [k, v] = [(); 2].map(|()| Tensor::normal([1, 1, n, 16], &mut rng));
+        let q = Tensor::normal([1, 2, drafted, 16], &mut rng);
+        let plain = Attention::new().align(Alignment::BottomRight);
+        let windows =
+            [None, Some(Window::inclusive(Some(3), None)), Some(Window::inclusive(Some(300), None).keep_first(2))];
+        for (isa, exec) in execs() {
+            for window in windows {
+                let attention = window.map_or(plain, |window| plain.window(window));
+                let run = |inputs: Inputs<'_>, rows: usize, mods: &Mods<_, Tree>| {
+                    let mut out = Tensor::filled([1, 2, rows, 16], f32::NAN);
+                    let shape = out.shape;
+                    let outputs = Outputs::new(ViewMut::bhld(&mut out.data, shape).expect("dense"));
+                    let problem = attention.problem(inputs.alibi(&slopes), outputs).expect("a good call");
+                    problem.run_once_with(exec, Run::new().mods(mods)).expect("it fits");
+                    out
+                };
+                let (rows, keys): ([&[i32]; 1], [&[i32]; 1]) = ([&at], [&keys]);
+                let inputs = Inputs::new(q.view(), k.view(), v.view()).row_positions(&rows).key_positions(&keys);
+                let got = run(inputs, drafted, &Mods::new().mask(tree.clone()));
+                for token in 0..drafted {
+                    let mut path: Vec<usize> = std::iter::successors(Some(token), |&token| parents[token]).collect();
+                    path.reverse();
+                    let seen: Vec<usize> = (0..committed).chain(path.iter().map(|token| committed + token)).collect();
+                    let of =
+                        |x: &Tensor| Tensor::from_fn([1, 1, seen.len(), 16], |[_, _, j, c]| x.get([0, 0, seen[j], c]));
+                    let (k, v, q) = (of(&k), of(&v), q.rows(token..token + 1));
+                    let alone = Tree::new(seen.len(), &[]).expect("no parents");
+                    let (row, keys) = ([(seen.len() - 1) as i32], (0..seen.len() as i32).collect::<Vec<_>>());
+                    let (row, keys): ([&[i32]; 1], [&[i32]; 1]) = ([&row], [&keys]);
+                    let inputs = Inputs::new(q.view(), k.view(), v.view()).row_positions(&row).key_positions(&keys);
+                    let one = run(inputs, 1, &Mods::new().mask(alone));
+                    for (x, y) in got.rows(token..token + 1).data.iter().zip(&one.data) {
+                        assert!((x - y).abs() < 1e-5, "{isa}, {committed}, token {token}: {x} and {y}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn positions_that_do_not_fit_are_refused() {
+    let x = [0.5; 2 * 3 * 4];
+    let x = View::bhld(&x, [2, 1, 3, 4]).expect("dense");
+    let inputs = Inputs::new(x, x, x);
+    let words = |inputs: Inputs<'_>| {
+        let mut out = [42.0; 24];
+        let error = sdpa::attention(
+            &Attention::new(),
+            inputs,
+            Outputs::new(ViewMut::bhld(&mut out, [2, 1, 3, 4]).expect("dense")),
+        );
+        assert_eq!(out, [42.0; 24]);
+        error.expect_err("a mistake").to_string()
+    };
+    let all: [&[i32]; 2] = [&[0, 1, 2]; 2];
+    let text = words(inputs.row_positions(&all[..1]));
+    assert!(text.contains("row positions") && text.contains('1') && text.contains('2'), "{text}");
+    let text = words(inputs.key_positions(&[&[0, 1, 2], &[0, 1]]));
+    assert!(text.contains("key positions") && text.contains('2') && text.contains('3'), "{text}");
+    for (argument, inputs) in
+        [("row positions", inputs.row_positions(&all)), ("key positions", inputs.key_positions(&all))]
+    {
+        let error = AttnState::from_inputs(Attention::new(), inputs, Exec::default()).expect_err("a state");
+        assert!(matches!(error, Error::Needs { argument: got, .. } if got == argument), "{error}");
+    }
+}
