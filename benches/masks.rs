@@ -78,8 +78,9 @@ impl Bits<'_> {
     fn next(&self, block: &BlockPosition) -> usize {
         let (row, keys) = (&self.words[block.rows.start * self.panels..][..self.panels], &block.keys);
         let mut hidden = !(u16::MAX << (keys.start % PANEL));
-        for panel in keys.start / PANEL..keys.end.div_ceil(PANEL) {
-            let word = row[panel] & !core::mem::take(&mut hidden);
+        let panels = keys.start / PANEL..keys.end.div_ceil(PANEL);
+        for (panel, word) in panels.clone().zip(&row[panels]) {
+            let word = word & !core::mem::take(&mut hidden);
             if word != 0 {
                 return keys.end.min(panel * PANEL + word.trailing_zeros() as usize);
             }

@@ -29,6 +29,9 @@ use sdpa_kernels::{
 /// them. Scores and weights are computed again, so memory is O(rows · head_dim) and time 2.5 times the forward pass's
 /// (Dao 2023, arXiv:2307.08691). Gradients have the same bits for any number of threads.
 ///
+/// Weights are computed from the log-sum-exp, an `f32`: their relative error is up to |log-sum-exp| · 2⁻²³, a little in most
+/// calls, 0.0006 at 5,000 (ALiBi with slopes that favour keys thousands of places away).
+///
 /// ```
 /// use sdpa::{Attention, Gradients, Inputs, Outputs, Saved, View, ViewMut};
 /// let shape = [1, 2, 4, 8]; // batch, heads, rows, head_dim
