@@ -1,8 +1,10 @@
 //! Score, mask and weight functions of the caller.
 
+mod combined;
 mod fit;
 mod pointers;
 
+pub use combined::{And, Not, Or};
 pub use fit::{CallFacts, MaskError};
 
 use core::ops::{Range, RangeInclusive};
@@ -215,82 +217,6 @@ where
     #[inline(always)]
     fn derivative(&self, score: f32, at: Position) -> Option<f32> {
         Some((self.derivative)(score, at))
-    }
-}
-
-/// Mask that keeps what both masks keep: [`MaskMod::and`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct And<A, B>(A, B);
-
-/// Mask that keeps what at least one of the masks keeps: [`MaskMod::or`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Or<A, B>(A, B);
-
-/// Mask that keeps what another hides: [`MaskMod::not`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Not<A>(A);
-
-impl<A: MaskMod, B: MaskMod> MaskMod for And<A, B> {
-    #[inline(always)]
-    fn keep(&self, at: Position) -> bool {
-        self.0.keep(at) && self.1.keep(at)
-    }
-
-    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
-        self.0.fits(call)?;
-        self.1.fits(call)
-    }
-
-    #[inline]
-    fn class(&self, block: BlockPosition) -> BlockClass {
-        match self.0.class(block.clone()) {
-            BlockClass::All => self.1.class(block),
-            BlockClass::None => BlockClass::None,
-            BlockClass::Mixed if self.1.class(block) == BlockClass::None => BlockClass::None,
-            BlockClass::Mixed => BlockClass::Mixed,
-        }
-    }
-}
-
-impl<A: MaskMod, B: MaskMod> MaskMod for Or<A, B> {
-    #[inline(always)]
-    fn keep(&self, at: Position) -> bool {
-        self.0.keep(at) || self.1.keep(at)
-    }
-
-    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
-        self.0.fits(call)?;
-        self.1.fits(call)
-    }
-
-    #[inline]
-    fn class(&self, block: BlockPosition) -> BlockClass {
-        match self.0.class(block.clone()) {
-            BlockClass::None => self.1.class(block),
-            BlockClass::All => BlockClass::All,
-            BlockClass::Mixed if self.1.class(block) == BlockClass::All => BlockClass::All,
-            BlockClass::Mixed => BlockClass::Mixed,
-        }
-    }
-}
-
-impl<A: MaskMod> MaskMod for Not<A> {
-    #[inline(always)]
-    fn keep(&self, at: Position) -> bool {
-        !self.0.keep(at)
-    }
-
-    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
-        self.0.fits(call)
-    }
-
-    #[inline]
-    fn class(&self, block: BlockPosition) -> BlockClass {
-        match self.0.class(block) {
-            BlockClass::All => BlockClass::None,
-            BlockClass::None => BlockClass::All,
-            BlockClass::Mixed => BlockClass::Mixed,
-        }
     }
 }
 
