@@ -32,7 +32,7 @@ impl LinearAttention {
         }
         let log_decay = log_decay.map(|view| repeated("log_decay", view, (&shape, of), head_dim)).transpose()?;
         let beta = beta.map(|view| repeated("beta", view, (&shape, of), 1)).transpose()?;
-        self.check_state(state, (&shape, of))?;
+        self.check_state(state, &shape, of)?;
         if let Some(lens) = lens {
             same("lens", "length", lens.len(), batch, "the batch")?;
             if let Some((index, &got)) = lens.iter().enumerate().find(|&(_, &len)| len > kv_len) {
@@ -73,7 +73,7 @@ impl LinearAttention {
         })
     }
 
-    fn check_state(&self, state: &LinearState, (shape, of): (&Shape, &'static str)) -> Result<(), Error> {
+    fn check_state(&self, state: &LinearState, shape: &Shape, of: &'static str) -> Result<(), Error> {
         let sizes = ["batch", "heads", "head_dim", "value_dim"].into_iter().zip(state.shape);
         let expected = [(shape.batch, "q"), (shape.kv_heads, of), (shape.head_dim, "q"), (shape.value_dim, "v")];
         for ((what, got), (expected, of)) in sizes.zip(expected) {

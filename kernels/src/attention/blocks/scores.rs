@@ -241,7 +241,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     let mut of_block = [0; KEY_BLOCK];
                     of_block[..self.len].copy_from_slice(&positions[self.first..self.first + self.len]);
                     let slopes = lines.map(|(slope, _)| slope);
-                    score_passes::alibi_at(task.s, self.scores(row_block.len()), (&slopes, &from), &of_block);
+                    score_passes::alibi_at(task.s, self.scores(row_block.len()), &slopes, &from, &of_block);
                 }
             }
         }
@@ -284,9 +284,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let (lo, hi) = (span.keys().start, span.keys().end);
             self.hide_by_rules(row, lo..hi);
             if task.given.mask {
-                let (run, scores) =
-                    (task.keys_from(row, self.first + lo), &mut self.regions.scores[row.n * SCORE_STRIDE..][..hi]);
-                task.mods.apply_mask(task.s, run, self.classes[row.n], &mut scores[lo..]);
+                let run = task.keys_from(row, self.first + lo);
+                let scores = &mut self.regions.scores[row.n * SCORE_STRIDE..][lo..hi];
+                task.mods.apply_mask(task.s, run, self.classes[row.n], scores);
             }
         }
     }

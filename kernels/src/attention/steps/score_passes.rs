@@ -240,7 +240,8 @@ pub(crate) fn alibi<S: Simd>(s: S, row_block: ScoreBlock<'_>, rows: &[(f32, f32)
 pub(crate) fn alibi_at<S: Simd>(
     s: S,
     row_block: ScoreBlock<'_>,
-    (slopes, from): (&[f32], &[i64]),
+    slopes: &[f32],
+    from: &[i64],
     positions: &[i32; KEY_BLOCK],
 ) {
     assert!(slopes.len() >= row_block.rows && from.len() >= row_block.rows);
