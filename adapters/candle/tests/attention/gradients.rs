@@ -88,7 +88,14 @@ fn dropout_is_part_of_the_gradients() {
     let got = gradients(&vars, |[q, k, v]| call.forward(q, k, v));
     let factors: Vec<f32> = (0..2 * 4 * 6 * 20)
         .map(|n| {
-            let at = sdpa::Position { batch: n / 480, head: n / 120 % 4, row: n / 20 % 6, key: n % 20, position: 0, distance: 0 };
+            let at = sdpa::Position {
+                batch: n / 480,
+                head: n / 120 % 4,
+                row: n / 20 % 6,
+                key: n % 20,
+                position: 0,
+                distance: 0,
+            };
             if rule.keeps(at, 4) { rule.factor() } else { 0.0 }
         })
         .collect();
