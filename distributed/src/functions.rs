@@ -36,6 +36,11 @@ impl<F> FromRow<'_, F> {
     fn at(&self, at: Position) -> Position {
         Position { batch: self.batch(at.batch), row: at.row + self.1.row, ..at }
     }
+
+    fn block(&self, block: BlockPosition) -> BlockPosition {
+        let rows = block.rows.start + self.1.row..block.rows.end + self.1.row;
+        BlockPosition { batch: self.batch(block.batch), rows, ..block }
+    }
 }
 
 impl<F: ScoreMod> ScoreMod for FromRow<'_, F> {
@@ -61,8 +66,11 @@ impl<F: MaskMod> MaskMod for FromRow<'_, F> {
     }
 
     fn class(&self, block: BlockPosition) -> BlockClass {
-        let rows = block.rows.start + self.1.row..block.rows.end + self.1.row;
-        self.0.class(BlockPosition { batch: self.batch(block.batch), rows, ..block })
+        self.0.class(self.block(block))
+    }
+
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        self.0.next_kept(self.block(block))
     }
 
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
@@ -105,6 +113,10 @@ impl<F: MaskMod> MaskMod for FromHead<'_, F> {
 
     fn class(&self, block: BlockPosition) -> BlockClass {
         self.0.class(BlockPosition { head: block.head + self.1, ..block })
+    }
+
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        self.0.next_kept(BlockPosition { head: block.head + self.1, ..block })
     }
 
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {

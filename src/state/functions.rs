@@ -89,9 +89,7 @@ impl<F> Shifted<'_, F> {
         let key = at.key + self.1.keys;
         Position { key, position, distance: position.saturating_sub_unsigned(key), ..at }
     }
-}
 
-impl<F> Shifted<'_, F> {
     /// Returns a block where the whole call has it.
     fn block(&self, block: BlockPosition) -> BlockPosition {
         let keys = block.keys.start + self.1.keys..block.keys.end + self.1.keys;
