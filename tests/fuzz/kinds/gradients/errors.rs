@@ -72,6 +72,7 @@ impl Back {
 
     /// Panics unless gradients are as close to those in `f64` as those of the plain passes in `f32`, about.
     pub(super) fn close(&self, what: &str, all: &All, expected: &[Vec<f64>; 7], plain: &[Vec<f32>; 7]) {
+        let relative = self.weight_error().max(1e-4);
         for (n, (written, noise)) in all.iter().zip(self.noise()).enumerate() {
             let Some(Written { bits, dtype }) = written else { continue };
             let (expected, plain) = (&expected[n], &plain[n]);
@@ -86,8 +87,7 @@ impl Back {
             };
             for (i, (&bits, expected)) in bits.data.iter().zip(expected).enumerate() {
                 let got = f64::from(value(bits, *dtype));
-                let bound =
-                    8.0 * off + self.weight_error().max(1e-4) * largest + noise + rounding * expected.abs() + 1e-7;
+                let bound = 8.0 * off + relative * largest + noise + rounding * expected.abs() + 1e-7;
                 assert!(
                     expected.abs() > most || (got - expected).abs() <= bound,
                     "{what}: element {i} of {} is {got:e}, expected {expected:e}, at most {bound:e} off; plain {off:e}",
