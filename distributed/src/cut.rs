@@ -17,7 +17,7 @@ pub(crate) struct Cut {
     /// Of queries, keys and values.
     pub(crate) dims: [usize; 3],
     pub(crate) dtypes: [Dtype; 3],
-    /// Of bias and mask.
+    /// Forms of bias and mask, where they are given.
     pub(crate) forms: [Option<Form>; 2],
     pub(crate) ranks: Vec<Description>,
 }

@@ -40,7 +40,7 @@ pub(crate) struct Agreed {
     pub(crate) rows: Vec<Part>,
     pub(crate) keys: Vec<Part>,
     pub(crate) sequences: Sequences,
-    /// What each rank says.
+    /// Descriptions of the call, one by each rank.
     pub(crate) ranks: Vec<Description>,
     /// `None` if no rank has keys.
     pub(crate) sizes: Option<Sizes>,

@@ -7,7 +7,7 @@ use core::num::NonZeroUsize;
 use sdpa_kernels::{Cache, Dtype, Int4, Isa, MAX_INT8_HEAD_DIM, Sliding};
 use std::collections::BTreeSet;
 
-/// What a latent cache of bytes needs: a value, of several channels, has one scale.
+/// Need of a latent cache of bytes: a value, of several channels, has one scale.
 const SCALES_OF_TOKENS: &str = "keys with a scale for each token, not for each channel (KeyScales::PerToken)";
 
 impl KvCache {

@@ -293,7 +293,7 @@ impl MaskMod for Strewn {
     }
 }
 
-/// The same mask, which finds its keys.
+/// Mask of the same keys, which it finds.
 struct Found<'a>(&'a Strewn);
 
 impl MaskMod for Found<'_> {

@@ -93,6 +93,25 @@ impl Entries {
 }
 
 impl Case {
+    /// Queries, keys and values, and no options beside settings.
+    pub(crate) fn new([q, k, v]: [Array; 3], dtypes: [Dtype; 3], settings: Settings) -> Self {
+        Self {
+            q,
+            k,
+            v,
+            dtypes,
+            settings,
+            bias: None,
+            mask: None,
+            alibi: None,
+            sinks: None,
+            kv_lens: None,
+            ragged: None,
+            positions: [None, None],
+            functions: Functions::default(),
+        }
+    }
+
     pub(crate) fn batch(&self) -> usize {
         self.ragged.as_ref().map_or(self.q.shape[0], |[q, _]| q.len() - 1)
     }

@@ -200,22 +200,7 @@ pub(crate) fn draw_of(rng: &mut Rng, home: Home, sizes: Sizes) -> Case {
         settings.scale = settings.scale.map(|x| if x.abs() < 1e-6 { 0.0 } else { x });
     }
     let functions = functions(rng, rows, keys);
-    let (bias, mask, alibi, sinks) = (None, None, None, None);
-    let mut case = Case {
-        q,
-        k,
-        v,
-        dtypes,
-        settings,
-        bias,
-        mask,
-        alibi,
-        sinks,
-        kv_lens: lens,
-        ragged,
-        functions,
-        positions: [None, None],
-    };
+    let mut case = Case { kv_lens: lens, ragged, functions, ..Case::new([q, k, v], dtypes, settings) };
     options(rng, &mut case);
     case
 }
@@ -245,23 +230,8 @@ pub(crate) fn small(rng: &mut Rng, [k, v]: [Array; 2], [k_type, v_type]: [Dtype;
     let heads = kv_heads * rng.pick(&[1, 1, 2, 4]);
     let q = numbers(rng, [batch, heads, rows, d], Dtype::F32);
     let (settings, functions) = (settings(rng, rows, keys), functions(rng, rows, keys));
-    let (bias, mask, alibi, sinks) = (None, None, None, None);
-    let (dtypes, kv_lens, ragged) = ([Dtype::F32, k_type, v_type], Some(lens), None);
-    let mut case = Case {
-        q,
-        k,
-        v,
-        dtypes,
-        settings,
-        bias,
-        mask,
-        alibi,
-        sinks,
-        kv_lens,
-        ragged,
-        functions,
-        positions: [None, None],
-    };
+    let dtypes = [Dtype::F32, k_type, v_type];
+    let mut case = Case { kv_lens: Some(lens), functions, ..Case::new([q, k, v], dtypes, settings) };
     options(rng, &mut case);
     case
 }

@@ -12,26 +12,27 @@ pub(super) fn error(got: &[f32], expected: &[f64]) -> f64 {
     got.iter().zip(expected).map(|(&got, expected)| (f64::from(got) - expected).abs() / largest).fold(0.0, f64::max)
 }
 
+/// Panics unless the gradients are the oracle's, about, on every instruction set.
+pub(super) fn check(what: &str, back: &Back) {
+    let (expected, plain) = (back.oracle::<f64>(), back.oracle::<f32>());
+    for (isa, exec) in execs() {
+        let got = back.run(exec);
+        for (((name, got), (_, expected)), (_, plain)) in got.named().into_iter().zip(&expected).zip(&plain) {
+            // Sums of terms of either sign may be small beside their terms: there the plain passes err as much. Those of
+            // slopes and scale are over all rows and keys.
+            let usual = if ["slopes", "scale"].contains(&name) { 1e-4f64 } else { 5e-5 };
+            let bound = usual.max(2.0 * error(plain, expected));
+            let error = error(&got.data, expected);
+            let shape = back.case.q.shape;
+            assert!(error < bound, "{what}, {isa}: gradient in {name} is off by {error:e}: {shape:?}");
+        }
+    }
+}
+
 #[test]
 fn random_options_have_the_gradients_of_the_oracle() {
     for seed in 0..150 {
-        let back = Back::random(&mut Rng::new(seed), 400_000);
-        let (expected, plain) = (back.oracle::<f64>(), back.oracle::<f32>());
-        for (isa, exec) in execs() {
-            let got = back.run(exec);
-            for (((name, got), (_, expected)), (_, plain)) in got.named().into_iter().zip(&expected).zip(&plain) {
-                // Sums of terms of either sign may be small beside their terms: there the plain passes err as much. Those
-                // of slopes and scale are over all rows and keys.
-                let usual = if ["slopes", "scale"].contains(&name) { 1e-4f64 } else { 5e-5 };
-                let bound = usual.max(2.0 * error(plain, expected));
-                let error = error(&got.data, expected);
-                assert!(
-                    error < bound,
-                    "seed {seed}, {isa}: gradient in {name} is off by {error:e}: {:?}",
-                    back.case.q.shape
-                );
-            }
-        }
+        check(&format!("seed {seed}"), &Back::random(&mut Rng::new(seed), 400_000));
     }
 }
 

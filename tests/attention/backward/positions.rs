@@ -1,6 +1,6 @@
 //! Gradients of calls whose rows and keys have positions of their own.
 
-use super::oracle::error;
+use super::oracle::check;
 use super::support::Back;
 use crate::positions::{default_positions, random_positions};
 use crate::support::{Rng, execs, fewer};
@@ -22,15 +22,6 @@ fn random_positions_have_the_gradients_of_the_oracle() {
         let mut rng = Rng::new(500 + seed);
         let back = Back::random(&mut rng, 300_000);
         let back = Back { case: random_positions(&mut rng, &back.case), ..back };
-        let (expected, plain) = (back.oracle::<f64>(), back.oracle::<f32>());
-        for (isa, exec) in execs() {
-            let got = back.run(exec);
-            for (((name, got), (_, expected)), (_, plain)) in got.named().into_iter().zip(&expected).zip(&plain) {
-                let usual = if ["slopes", "scale"].contains(&name) { 1e-4f64 } else { 5e-5 };
-                let bound = usual.max(2.0 * error(plain, expected));
-                let error = error(&got.data, expected);
-                assert!(error < bound, "seed {seed}, {isa}: gradient in {name} is off by {error:e}");
-            }
-        }
+        check(&format!("seed {seed}"), &back);
     }
 }

@@ -54,7 +54,7 @@ impl Paged {
     }
 }
 
-/// The same keys and values, bit for bit.
+/// Panics unless both have the same keys and values, bit for bit.
 fn same_tokens(got: &Inputs<'_>, expected: &Inputs<'_>, cache: &KvCache, said: &str) {
     let [got, expected] = [got, expected].map(|inputs| inputs.key_values().expect("as many values as keys"));
     let KvShape { kv_heads, head_dim, value_dim } = cache.shape();

@@ -202,7 +202,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                         prefetch::behind_scales(self.task, scales.cast(), size_of_val(&*scales));
                     }
                     let code = Int8Keys(scales.map(|scales| &*scales));
-                    self.integer_scores(queries, [rows, all], bias, IntegerKeys { panels, code });
+                    self.integer_scores(queries, rows, all, bias, IntegerKeys { panels, code });
                 }
                 Keys::Int4 { panels, kind, numbers } => {
                     if !panels.are_scattered() {
@@ -214,15 +214,15 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                         );
                     }
                     let code = Int4Keys { kind, numbers };
-                    self.integer_scores(queries, [rows, all], bias, IntegerKeys { panels, code });
+                    self.integer_scores(queries, rows, all, bias, IntegerKeys { panels, code });
                 }
                 Keys::Latent => {
                     let at_once = self.latent_panels_at_once();
                     for first in all.clone().step_by(at_once) {
-                        let here = [rows.clone(), first..all.end.min(first + at_once)];
-                        match self.latent_keys(here[1].clone()) {
-                            LatentKeys::Int8(keys) => self.integer_scores(queries, here, bias, keys),
-                            LatentKeys::Int4(keys) => self.integer_scores(queries, here, bias, keys),
+                        let (rows, panels) = (rows.clone(), first..all.end.min(first + at_once));
+                        match self.latent_keys(panels.clone()) {
+                            LatentKeys::Int8(keys) => self.integer_scores(queries, rows, panels, bias, keys),
+                            LatentKeys::Int4(keys) => self.integer_scores(queries, rows, panels, bias, keys),
                         }
                     }
                 }
@@ -238,7 +238,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     unsafe fn integer_scores(
         &mut self,
         queries: Int8Queries<'_>,
-        [rows, panels]: [Range<usize>; 2],
+        rows: Range<usize>,
+        panels: Range<usize>,
         next_bias: Option<AnyColumns<'_>>,
         keys: IntegerKeys<impl KeyCode>,
     ) {

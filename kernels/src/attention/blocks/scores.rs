@@ -14,7 +14,7 @@ use crate::attention::call::options::Mask;
 use crate::attention::call::outputs::Point;
 use crate::attention::call::row_mods::PanelClasses;
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::attention::call::visibility::{VisibleKeys, VisiblePositions};
+use crate::attention::call::visibility::VisibleKeys;
 use crate::attention::steps::dropout;
 use crate::attention::steps::mask_passes;
 use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
@@ -137,7 +137,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     fn visible_ranges<'a>(&self, rows: Range<usize>, ranges: &'a mut [RowKeys]) -> &'a mut [RowKeys] {
         let ranges = &mut ranges[..rows.len()];
         for row in self.task.rows(rows) {
-            if let Some((positions, seen)) = self.seen_positions(row) {
+            if let Some((positions, seen)) = self.task.seen_positions(row.i) {
+                let positions = &positions[self.first..self.first + self.len];
                 ranges[row.n] = mask_passes::keys_at(self.task.s, positions, seen);
                 continue;
             }
@@ -180,14 +181,6 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Returns the positions that the block's keys have of their own, and those of them that a row sees by the range rules.
-    fn seen_positions(&self, row: Row) -> Option<(&[i32], VisiblePositions)> {
-        let (positions, visible) = (self.task.key_positions()?, self.task.call.visible);
-        let position = self.task.row_position(row.i);
-        let [seen, _] = visible.positions(position, position);
-        visible.hides_keys().then_some((&positions[self.first..self.first + self.len], seen))
-    }
-
     /// Returns the keys of the block that the range rules make visible to a row, where keys are at their own indices.
     fn visible_to(&self, row: Row) -> VisibleKeys {
         let position = self.task.row_position(row.i);
@@ -228,20 +221,23 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     fn add_alibi_and_score_function(&mut self, row_block: Range<usize>) {
         let task = self.task;
         if let Some(slopes) = task.call.options.alibi {
-            let mut lines = [(0.0, 0.0); MAX_ROW_BLOCK];
-            let mut from = [0; MAX_ROW_BLOCK];
-            for row in task.rows(row_block.clone()) {
-                from[row.n] = task.row_position(row.i) as i64;
-                let position = task.row_position(row.i).saturating_sub_unsigned(self.first);
-                lines[row.n] = (slopes[row.head], position as f32);
-            }
             match task.key_positions() {
-                None => score_passes::alibi(task.s, self.scores(row_block.len()), &lines),
+                None => {
+                    let mut lines = [(0.0, 0.0); MAX_ROW_BLOCK];
+                    for row in task.rows(row_block.clone()) {
+                        let position = task.row_position(row.i).saturating_sub_unsigned(self.first);
+                        lines[row.n] = (slopes[row.head], position as f32);
+                    }
+                    score_passes::alibi(task.s, self.scores(row_block.len()), &lines);
+                }
                 Some(positions) => {
+                    let mut lines = [(0.0, 0); MAX_ROW_BLOCK];
+                    for row in task.rows(row_block.clone()) {
+                        lines[row.n] = (slopes[row.head], task.row_position(row.i) as i64);
+                    }
                     let mut of_block = [0; KEY_BLOCK];
                     of_block[..self.len].copy_from_slice(&positions[self.first..self.first + self.len]);
-                    let slopes = lines.map(|(slope, _)| slope);
-                    score_passes::alibi_at(task.s, self.scores(row_block.len()), &slopes, &from, &of_block);
+                    score_passes::alibi_at(task.s, self.scores(row_block.len()), &lines, &of_block);
                 }
             }
         }
@@ -295,9 +291,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     fn hide_by_rules(&mut self, row: Row, of: Range<usize>) {
         let (lo, hi) = (of.start, of.end);
         let at = row.n * SCORE_STRIDE..row.n * SCORE_STRIDE + hi;
-        if let Some(positions) = self.task.key_positions().filter(|_| self.task.call.visible.hides_keys()) {
-            let position = self.task.row_position(row.i);
-            let [seen, _] = self.task.call.visible.positions(position, position);
+        if let Some((positions, seen)) = self.task.seen_positions(row.i) {
             let scores = &mut self.regions.scores[at][lo..];
             return mask_passes::hide_at(self.task.s, &positions[self.first + lo..self.first + hi], seen, scores);
         }

@@ -203,13 +203,22 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
         let keys = self.keys_to_compute();
         let (kv, source, rule) = (&self.call.kv, self.seq.source, self.rule_of_positions());
-        let may_be_seen = move |first| rule.is_none_or(|(positions, [some, _])| some.may_have(ends(positions, first)));
-        numbers(keys).map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(source, first) && may_be_seen(first))
+        numbers(keys)
+            .map(|block| block * KEY_BLOCK)
+            .filter(move |&first| kv.holds(source, first) && may_be_seen(rule, first))
+    }
+
+    /// Returns the positions that the keys have of their own, and those of them that a row sees, if the range rules are by such
+    /// positions.
+    pub(crate) fn seen_positions(&self, i: usize) -> Option<(&'t [i32], VisiblePositions)> {
+        let (positions, visible, position) = (self.key_positions()?, self.call.visible, self.row_position(i));
+        let [seen, _] = visible.positions(position, position);
+        visible.hides_keys().then_some((positions, seen))
     }
 
     /// Returns the positions that the keys have of their own, and those that some row and that every row sees of them, if the
     /// range rules are by such positions and hidden keys need not be computed.
-    fn rule_of_positions(&self) -> Option<(&'t [i32], [VisiblePositions; 2])> {
+    fn rule_of_positions(&self) -> Option<PositionRule<'t>> {
         let positions = self.key_positions()?;
         if !self.call.visible.hides_keys() || self.outputs.wants_all_keys() {
             return None;
@@ -229,8 +238,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     /// Returns true if the block that starts at key `first` is one of [`Self::blocks`].
     pub(crate) fn sees(&self, first: usize) -> bool {
-        let rule = self.rule_of_positions();
-        self.holds(first) && rule.is_none_or(|(positions, [some, _])| some.may_have(ends(positions, first)))
+        self.holds(first) && may_be_seen(self.rule_of_positions(), first)
     }
 
     /// Returns true if the block that starts at key `first` is one of [`Self::blocks`], or would be but for the positions of
@@ -321,6 +329,14 @@ fn first_sequence(set: &RowSet<'_>, call: &Call<'_>, tiling: &Tiling) -> Sequenc
     let all: usize = set.sequences().map(|sequence| call.rows_of(sequence)).sum();
     assert!(rows.end <= all && rows.len() <= tiling.most_rows, "rows outside the call, or more than a task's");
     seq
+}
+
+/// Positions that keys have of their own, and those that some row and that every row of a task sees.
+type PositionRule<'t> = (&'t [i32], [VisiblePositions; 2]);
+
+/// Returns true if some row may see a key of the block that starts at key `first`.
+fn may_be_seen(rule: Option<PositionRule<'_>>, first: usize) -> bool {
+    rule.is_none_or(|(positions, [some, _])| some.may_have(ends(positions, first)))
 }
 
 /// Returns the least and the greatest position of the keys of the block that starts at key `first`.

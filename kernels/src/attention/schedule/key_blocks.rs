@@ -152,7 +152,19 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
 /// Returns true if nothing but its scores tells a row from another that sees the same keys.
 fn are_alike(call: &Call<'_>, given: Given) -> bool {
     // What rows see of their keys is asked elsewhere, and without ALiBi and functions nothing else depends on positions.
-    let Options { bias, alibi, mask, dropout, .. } = &call.options;
+    let Options {
+        bias,
+        alibi,
+        mask,
+        dropout,
+        softcap: _,
+        sinks: _,
+        kv_lens: _,
+        ragged: _,
+        sources: _,
+        row_positions: _,
+        key_positions: _,
+    } = &call.options;
     bias.is_none() && alibi.is_none() && mask.is_none() && dropout.is_none() && !given.score && !given.mask
 }
 

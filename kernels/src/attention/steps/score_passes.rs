@@ -237,21 +237,16 @@ pub(crate) fn alibi<S: Simd>(s: S, row_block: ScoreBlock<'_>, rows: &[(f32, f32)
 }
 
 /// Adds −slope·|p − k|, for keys at positions k of their own: per row the slope and the row's position.
-pub(crate) fn alibi_at<S: Simd>(
-    s: S,
-    row_block: ScoreBlock<'_>,
-    slopes: &[f32],
-    from: &[i64],
-    positions: &[i32; KEY_BLOCK],
-) {
-    assert!(slopes.len() >= row_block.rows && from.len() >= row_block.rows);
+pub(crate) fn alibi_at<S: Simd>(s: S, row_block: ScoreBlock<'_>, rows: &[(f32, i64)], positions: &[i32; KEY_BLOCK]) {
+    assert!(rows.len() >= row_block.rows);
     let (panels, _) = positions.as_chunks::<LANES>();
     row_block.replace(
         s,
         #[inline(always)]
         move |row, panel, score| {
-            let distances = panels[panel].map(|key| from[row].saturating_sub(i64::from(key)).unsigned_abs() as f32);
-            s.fma(lanes::load(s, &distances), s.splat(-slopes[row]), score)
+            let (slope, from) = rows[row];
+            let distances = panels[panel].map(|key| from.saturating_sub(i64::from(key)).unsigned_abs() as f32);
+            s.fma(lanes::load(s, &distances), s.splat(-slope), score)
         },
     );
 }

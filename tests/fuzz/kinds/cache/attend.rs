@@ -5,7 +5,6 @@ use crate::fuzzer::array::Array;
 use crate::fuzzer::bits::Recorder;
 use crate::fuzzer::case::{Case, Settings, Sides};
 use crate::fuzzer::draw::{Home, numbers};
-use crate::fuzzer::functions::Functions;
 use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::sources::Source;
@@ -140,22 +139,6 @@ impl Pair {
         let q = numbers(rng, [batch, heads, rows, d], Dtype::F32);
         let dtypes = [Dtype::F32, self.dtype(), self.dtype()];
         let sinks = rng.one_in(3).then(|| (0..heads).map(|_| rng.normal()).collect());
-        let (bias, mask, alibi, ragged) = (None, None, None, None);
-        let functions = Functions::default();
-        Case {
-            q,
-            k,
-            v,
-            dtypes,
-            settings,
-            bias,
-            mask,
-            alibi,
-            sinks,
-            kv_lens: Some(lens),
-            ragged,
-            functions,
-            positions: [None, None],
-        }
+        Case { sinks, kv_lens: Some(lens), ..Case::new([q, k, v], dtypes, settings) }
     }
 }

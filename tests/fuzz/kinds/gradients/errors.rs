@@ -8,7 +8,7 @@ use sdpa::Dtype;
 use std::collections::HashMap;
 
 impl Back {
-    /// How much larger than one row's error the sum over all rows is, and the sum over the rows that share a key, about: errors
+    /// Ratio of the error of the sum over all rows to one row's, and of the sum over the rows that share a key, about: errors
     /// of different rows go either way, those of equal rows the same way.
     fn sums_of_rows(&self) -> (f64, f64) {
         let (heads, sharing) = (self.case.heads(), self.case.sharing());
@@ -38,7 +38,7 @@ impl Back {
         (far + rows + keys) as f64
     }
 
-    /// How far off a score's gradient may be that cancels wholly, and that times all that it is multiplied by and added up
+    /// Bound of the error of a score's gradient that cancels wholly, times all that it is multiplied by and added up
     /// with in each gradient: about, since errors go either way.
     pub(crate) fn noise(&self) -> [f64; 7] {
         let Case { q, k, v, alibi, settings, .. } = &self.case;
