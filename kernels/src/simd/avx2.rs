@@ -1,7 +1,9 @@
 //! AVX2 with FMA and F16C: two registers are one vector.
 
 use super::avx2_half::Avx2Half;
+use super::numbers::Constant;
 use super::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64, Vector};
+use core::arch::asm;
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX2, FMA and F16C. Only [`Avx2::detect`] makes one.
@@ -52,6 +54,24 @@ pub(crate) unsafe fn sum8(v: __m256) -> f32 {
         let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
         _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
     }
+}
+
+/// Returns `a·b + c`, with `c` as an operand in memory: the compiler would load it into a register, of which there are too
+/// few, and softmax waits for the number of its instructions.
+#[target_feature(enable = "fma")]
+#[inline]
+fn fma_in_memory(mut a: __m256, b: __m256, c: &'static Constant) -> __m256 {
+    // SAFETY: one instruction of FMA, which reads the constant's 32 bytes.
+    unsafe {
+        asm!(
+            "vfmadd213ps {0}, {1}, ymmword ptr [{2}]",
+            inout(ymm_reg) a,
+            in(ymm_reg) b,
+            in(reg) c,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    a
 }
 
 /// Rounds eight lanes to bfloat16, in the lower halves of 32 bits.
@@ -175,6 +195,7 @@ unsafe impl Simd for Avx2 {
     const DOT_VECS: usize = 1;
 
     const FUSED: bool = true;
+    const FACTOR_UNIT: f32 = TWO_TO_MINUS_64;
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
@@ -313,6 +334,12 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn fma_constant(self, a: F32x16, b: F32x16, c: &'static Constant) -> F32x16 {
+        // SAFETY: `self` proves the features.
+        unsafe { [fma_in_memory(a[0], b[0], c), fma_in_memory(a[1], b[1], c)] }
+    }
+
+    #[inline(always)]
     fn one_plus_scaled(self, (a, b): (F32x16, F32x16), _: F32x16, shifted: F32x16) -> F32x16 {
         // (1 + a·b)·2⁻⁶⁴ is rounded as 1 + a·b is; multiplying by 2^(n + 64), which is normal, or 0 at the lowest n, rounds
         // again only where the result is subnormal. Multiplying keeps a NaN a NaN.
@@ -320,9 +347,8 @@ unsafe impl Simd for Avx2 {
         for i in 0..2 {
             // SAFETY: `self` proves the features.
             halves[i] = unsafe {
-                let small = _mm256_set1_ps(TWO_TO_MINUS_64);
                 let power = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(shifted[i])));
-                _mm256_mul_ps(_mm256_fmadd_ps(_mm256_mul_ps(a[i], small), b[i], small), power)
+                _mm256_mul_ps(fma_in_memory(b[i], a[i], const { &Constant::new(TWO_TO_MINUS_64) }), power)
             };
         }
         halves

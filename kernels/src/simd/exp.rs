@@ -12,6 +12,7 @@
 //! exp(−∞) is exactly 0, exp(0) exactly 1, NaN stays NaN. [`ForBf16`] is a shorter form, less exact, of
 //! which the same file tests a sample.
 
+use crate::simd::numbers::Constant;
 #[cfg(doc)]
 use crate::simd::numbers::LOWEST_EXPONENT;
 use crate::simd::{LANES, SHIFT, Simd};
@@ -43,9 +44,9 @@ pub(crate) struct Full;
 /// shorter: r is found in one step, and a polynomial of degree 3 is enough.
 pub(crate) struct ForBf16;
 
-/// Returns a constant in units of [`Simd::FACTOR_UNIT`], four times.
-const fn in_units<S: Simd>(x: f32) -> [f32; 4] {
-    [x * S::FACTOR_UNIT; 4]
+/// Returns a constant in units of [`Simd::FACTOR_UNIT`].
+const fn in_units<S: Simd>(x: f32) -> Constant {
+    Constant::new(x * S::FACTOR_UNIT)
 }
 
 /// Exponentials of `N` vectors that are [begun](begin): n is known, r is not.
@@ -65,7 +66,7 @@ pub(crate) fn begin<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Begun<S:
     let mut shifted = x;
     for i in 0..N {
         x[i] = s.at_least(LOWEST, x[i]);
-        shifted[i] = s.fma_constant(x[i], s.splat(core::f32::consts::LOG2_E), const { &[SHIFT; 4] });
+        shifted[i] = s.fma_constant(x[i], s.splat(core::f32::consts::LOG2_E), const { &Constant::new(SHIFT) });
     }
     Begun { x, shifted: pin_order(s, shifted) }
 }
@@ -115,7 +116,7 @@ impl Accuracy for Full {
         let mut factors = [(s.splat(0.0), s.splat(S::FACTOR_UNIT)); N];
         for i in 0..N {
             factors[i] = if S::FUSED {
-                (r[i], s.fma_constant(tail[i], r[i], const { &[S::FACTOR_UNIT; 4] }))
+                (r[i], s.fma_constant(tail[i], r[i], const { &in_units::<S>(1.0) }))
             } else {
                 // Where every product is rounded, keeping two parts of r apart to the end saves a quarter of an ULP.
                 (s.add(near[i], s.fma(tail[i], s.mul(r[i], r[i]), rest[i])), s.splat(S::FACTOR_UNIT))

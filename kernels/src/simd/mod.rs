@@ -244,11 +244,11 @@ pub(crate) unsafe trait Simd: Vector {
     fn raise(self, most: Self::V, x: Self::V) -> Self::V {
         self.max(x, most)
     }
-    /// Returns `a·b + c` as by [`Vector::fma`], for a constant that is given four times: a machine whose products are added to a
-    /// register in place can load it anew for each, rather than copy it.
+    /// Returns `a·b + c` as by [`Vector::fma`], for a constant in memory: a machine with few registers, or whose products are added
+    /// to a register in place, can read it anew for each, rather than keep or copy it.
     #[inline(always)]
-    fn fma_constant(self, a: Self::V, b: Self::V, c: &'static [f32; 4]) -> Self::V {
-        self.fma(a, b, self.splat(c[0]))
+    fn fma_constant(self, a: Self::V, b: Self::V, c: &'static numbers::Constant) -> Self::V {
+        self.fma(a, b, self.splat(c.0[0]))
     }
     /// Returns `a == b ? then : otherwise`; NaN equals nothing.
     fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;

@@ -2,6 +2,7 @@
 //! where the machine has these.
 
 use super::neon_vector::{DOT, NOTHING, NeonToken, QUAD, ROWS};
+use super::numbers::Constant;
 use super::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64};
 use core::arch::aarch64::*;
 use core::arch::asm;
@@ -44,7 +45,7 @@ unsafe fn greater(a: float32x4_t, b: float32x4_t) -> float32x4_t {
 /// # Safety
 /// The machine has NEON.
 #[inline(always)]
-unsafe fn fma_loaded(a: float32x4_t, b: float32x4_t, c: &'static [f32; 4]) -> float32x4_t {
+unsafe fn fma_loaded(a: float32x4_t, b: float32x4_t, c: &'static Constant) -> float32x4_t {
     let sum: float32x4_t;
     // SAFETY: the caller guarantees NEON; the array is readable, and nothing else is touched.
     unsafe {
@@ -54,7 +55,7 @@ unsafe fn fma_loaded(a: float32x4_t, b: float32x4_t, c: &'static [f32; 4]) -> fl
             out(vreg) sum,
             in(vreg) a,
             in(vreg) b,
-            in(reg) c.as_ptr(),
+            in(reg) c.0.as_ptr(),
             options(pure, readonly, nostack, preserves_flags)
         );
     }
@@ -241,7 +242,7 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
     }
 
     #[inline(always)]
-    fn fma_constant(self, a: F32x16, b: F32x16, c: &'static [f32; 4]) -> F32x16 {
+    fn fma_constant(self, a: F32x16, b: F32x16, c: &'static Constant) -> F32x16 {
         // SAFETY: `self` proves the feature.
         self.each(|i| unsafe { fma_loaded(a[i], b[i], c) })
     }
@@ -258,7 +259,7 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
         // SAFETY: `self` proves the feature.
         self.each(|i| unsafe {
             let power = vreinterpretq_f32_u32(vshlq_n_u32::<23>(vreinterpretq_u32_f32(shifted[i])));
-            vmulq_f32(fma_loaded(a[i], b[i], const { &[TWO_TO_MINUS_64; 4] }), power)
+            vmulq_f32(fma_loaded(a[i], b[i], const { &Constant::new(TWO_TO_MINUS_64) }), power)
         })
     }
 

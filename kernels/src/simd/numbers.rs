@@ -1,5 +1,16 @@
 //! Numbers that backends compute exponentials and conversions with.
 
+/// Constant, once for each lane of a register of 256 bits: an operand in memory of its vectors, and of shorter ones.
+#[derive(Clone, Copy)]
+#[repr(C, align(32))]
+pub(crate) struct Constant(pub(crate) [f32; 8]);
+
+impl Constant {
+    pub(crate) const fn new(x: f32) -> Self {
+        Self([x; 8])
+    }
+}
+
 /// Constant that rounds a number of moderate size to an integer when added to it (1.5·2²³ does), and leaves the integer
 /// plus 127 + 64 in the lowest bits: shifted into place, the exponent field of 2^(n + 64), which is normal for all n in
 /// question but [`LOWEST_EXPONENT`].
