@@ -12,7 +12,8 @@ pub struct Report {
     pub received: usize,
     /// Most bytes of keys and values on their way that it held at once, beside its share.
     pub held: usize,
-    /// Keys that some of its rows may see, and that it computed.
+    /// Keys that some of its rows may see, and that it computed; where sequences of a batch are computed one by one, those of
+    /// each count.
     pub computed: usize,
     /// Keys that rules and masks hide from all of its rows: neither received nor computed.
     pub hidden: usize,
