@@ -14,7 +14,7 @@ use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::{blaming, exchange};
 use crate::functions::{from_row, given};
-use crate::layout::Part;
+use crate::layout::{Part, rows_of};
 use crate::parcel::Sizes;
 use crate::prompt::{Agreed, Call, ranges};
 use crate::report::Report;
@@ -83,10 +83,11 @@ fn parts<'a, S: ScoreMod, M: MaskMod>(
     mods: &'a [Mods<S, M>],
 ) -> Result<Vec<RowPart<'a>>, sdpa::Error> {
     for rows in rows {
-        check_sums(&rows.gradients, rows.inputs.queries().shape()[2] < agreed.lens[0] || agreed.sequences.is_ragged())?;
+        agreed.check_lens(&rows.inputs)?;
+        check_sums(&rows.gradients, rows.inputs.queries().shape()[2] < agreed.lens[0] || agreed.sequences.are_apart())?;
         check_bias(rows, agreed)?;
-        if agreed.sequences.is_ragged() {
-            check_ragged(call, rows)?;
+        if agreed.sequences.are_apart() {
+            check_apart(call, rows)?;
         }
     }
     let part = |(part, mods): (&Part, &'a Mods<S, M>)| {
@@ -115,7 +116,7 @@ fn make<'a, S: ScoreMod, M: MaskMod>(
         (call.aligned(part, &inputs, agreed)?, call.group.exec, part.range.start - part.first);
     let saved = match part.sequence {
         None => saved,
-        Some(_) => rows_of(saved, part.range.start - part.begin..part.range.end - part.begin),
+        Some(_) => saved_of(saved, part.batch, part.range.start - part.begin..part.range.end - part.begin),
     };
     Ok(Box::new(move || {
         let state = BackwardState::new(attention, inputs, saved, exec)?.starting_at(first)?;
@@ -123,29 +124,33 @@ fn make<'a, S: ScoreMod, M: MaskMod>(
     }))
 }
 
-/// Returns what was saved of some rows that are there.
-fn rows_of(saved: Saved<'_>, rows: Range<usize>) -> Saved<'_> {
+/// Returns what was saved of some rows that are there, of one sequence of the batch or of all.
+fn saved_of<'a>(saved: Saved<'a>, batch: Option<usize>, rows: Range<usize>) -> Saved<'a> {
     let Saved { out, lse, d_out, d_lse } = saved;
-    let [out, d_out] = [out, d_out].map(|tensor| tensor.rows_in(rows.clone()).unwrap_or(tensor));
-    let some = Saved::new(out, lse.rows(rows.clone()).unwrap_or(lse), d_out);
-    d_lse.map_or(some, |d_lse| some.d_lse(d_lse.rows(rows).unwrap_or(d_lse)))
+    let [out, d_out] = [out, d_out].map(|tensor| rows_of(tensor, batch, rows.clone()).unwrap_or(tensor));
+    let of_view = |view: View<'a>| {
+        let some = batch.map_or(Some(view), |batch| view.batch(batch..batch + 1));
+        some.and_then(|some| some.rows(rows.clone())).unwrap_or(view)
+    };
+    let some = Saved::new(out, of_view(lse), d_out);
+    d_lse.map_or(some, |d_lse| some.d_lse(of_view(d_lse)))
 }
 
-/// Checks what was saved of a stretch of rows of ragged sequences, and its gradients.
-fn check_ragged(call: &Call<'_, '_>, Rows { inputs, saved, gradients, .. }: &Rows<'_>) -> Result<(), sdpa::Error> {
+/// Checks what was saved of a stretch of rows of several sequences that are computed one by one, and its gradients.
+fn check_apart(call: &Call<'_, '_>, Rows { inputs, saved, gradients, .. }: &Rows<'_>) -> Result<(), sdpa::Error> {
     let (q, kv) = (inputs.queries(), inputs.key_values()?);
     let none = |shape: [usize; 4]| View::<f32>::bhld(&[], [shape[0], shape[1], 0, shape[3]]);
     let inputs = Inputs::new(q, none(kv.k_shape())?, none(kv.v_shape())?);
     BackwardState::new(call.attention.align(Alignment::Offset(0)), inputs, *saved, call.group.exec)?.check(gradients)
 }
 
-/// Refuses gradients that are sums over all rows, if these are but some, or of several sequences.
+/// Refuses gradients that are sums over all rows, if these are but some, or sequences are computed one by one.
 fn check_sums(Gradients { sinks, slopes, scale, .. }: &Gradients<'_>, some: bool) -> Result<(), sdpa::Error> {
     let sums = [("dsinks", sinks.is_some()), ("dslopes", slopes.is_some()), ("dscale", scale.is_some())];
     match sums.into_iter().find(|(_, given)| *given && some) {
         None => Ok(()),
         Some((argument, _)) => {
-            let needs = "one stretch with all rows, over which it is a sum, without ragged sequences";
+            let needs = "one stretch with all rows, over which it is a sum, of sequences that are computed together";
             Err(sdpa::Error::Needs { argument, needs })
         }
     }
@@ -169,11 +174,15 @@ fn check_bias(rows: &Rows<'_>, agreed: &Agreed) -> Result<(), sdpa::Error> {
     }
     // What a single row has may be one for all.
     let of_all = agreed.ranks.iter().flat_map(|rank| &rank.facts).any(|(what, _)| what.starts_with(ONE_ROW));
-    let (is_one, ragged) = (of_bias == 1 && (n != 1 || of_all), agreed.sequences.is_ragged());
-    if is_one && (ragged || n < agreed.lens[0]) || ragged && batch != 1 {
+    let (is_one, apart) = (of_bias == 1 && (n != 1 || of_all), agreed.sequences.are_apart());
+    if is_one && (apart || n < agreed.lens[0]) {
         return refused(
-            "a bias with a row for each row, or one stretch with all rows, over which it is a sum, without ragged sequences",
+            "a bias with a row for each row, or one stretch with all rows, over which it is a sum, of sequences that are computed together",
         );
+    }
+    // A stretch of ragged sequences has a row of its own for each row, in a batch of one.
+    if apart && (batch == 1) == agreed.sequences.are_of_batch() {
+        return refused("a bias that each sequence has of its own, since sequences are computed one by one");
     }
     Ok(())
 }
@@ -187,13 +196,13 @@ fn biases(rows: &[Rows<'_>]) -> Result<Vec<Option<Whole>>, Error> {
     rows.iter().map(room).collect()
 }
 
-/// Makes room for the gradients in the queries of each stretch, if sequences are ragged.
+/// Makes room for the gradients in the queries of each stretch, if sequences are computed one by one.
 fn results(rows: &[Rows<'_>], agreed: &Agreed) -> Result<Option<Vec<Whole>>, Error> {
     let room = |rows: &Rows<'_>| {
         let shape = rows.inputs.queries().shape();
         Ok(Whole::of(shape, Whole::room(shape)?))
     };
-    agreed.sequences.is_ragged().then(|| rows.iter().map(room).collect()).transpose()
+    agreed.sequences.are_apart().then(|| rows.iter().map(room).collect()).transpose()
 }
 
 /// Tells all ranks which parts of this one see which parcels, or why it refuses the call, and returns the way of all parcels.

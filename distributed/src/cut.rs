@@ -44,12 +44,10 @@ impl Cut {
 
     /// Returns the only way to cut the call that its options allow, if there is but one.
     pub(crate) fn only(&self) -> Option<Split> {
-        let given = |what: &str| !["", "none"].contains(&said(&self.ranks, what));
         if self.ranks.iter().any(|rank| rank.rows.is_empty()) {
             return Some(Split::Rows);
         }
-        let lens = said(&self.ranks, "alignment") == "BottomRight" && given("kv_lens") && !given("ragged");
-        lens.then_some(Split::Heads)
+        self.ranks.iter().any(|rank| rank.positions().is_some()).then_some(Split::Heads)
     }
 
     pub(crate) fn workload(&self, rows: usize, keys: usize) -> Workload {

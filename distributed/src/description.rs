@@ -25,6 +25,12 @@ impl Description {
         self.facts.push((what.into(), shortened(value.into())));
     }
 
+    /// Name of the positions that rows or keys have of their own, if they have any.
+    pub(crate) fn positions(&self) -> Option<&'static str> {
+        let given = |name: &&str| self.facts.iter().any(|(what, value)| what == name && value != "none");
+        ["row positions", "key positions"].into_iter().find(given)
+    }
+
     /// Writes a line for each thing.
     pub(crate) fn text(&self) -> String {
         let one_line = |text: &str| text.replace(['\n', '\t'], " ");

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use core::ops::Range;
+use sdpa::Tensor;
 
 /// Bytes of the keys and values of a parcel, at most, if they are more than [`KEY_BLOCK`] keys: each parcel reads and
 /// writes the states of all rows once, and two are held at a time.
@@ -18,7 +19,7 @@ pub(crate) struct Stretch {
     pub(crate) range: Range<usize>,
 }
 
-/// Rows or keys of a stretch that are of one sequence: all of them, if sequences are not ragged.
+/// Rows or keys of a stretch that are of one sequence: all of them, if sequences are computed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) rank: usize,
@@ -26,9 +27,11 @@ pub(crate) struct Part {
     pub(crate) number: usize,
     pub(crate) begin: usize,
     pub(crate) range: Range<usize>,
-    /// Number of the sequence, if sequences are ragged, and where it begins.
+    /// Number of the sequence, if sequences are computed one by one, and where it begins.
     pub(crate) sequence: Option<usize>,
     pub(crate) first: usize,
+    /// Index of the sequence in the batch of the stretch's tensors, if it is one of several there.
+    pub(crate) batch: Option<usize>,
 }
 
 /// Keys that travel together.
@@ -38,8 +41,9 @@ pub(crate) struct Parcel {
     pub(crate) owner: usize,
     /// Number of their stretch on that rank.
     pub(crate) stretch: usize,
-    /// Rows of the keys in that stretch.
+    /// Rows of the keys in that stretch, and index in its batch as in a [`Part`].
     pub(crate) rows: Range<usize>,
+    pub(crate) batch: Option<usize>,
     /// Positions of the keys, which are of one sequence.
     pub(crate) keys: Range<usize>,
 }
@@ -80,7 +84,7 @@ pub(crate) fn in_order<'a>(
 pub(crate) fn parcels(keys: &[Part], bytes: usize) -> Vec<Parcel> {
     let most = (PARCEL / bytes.max(1) / KEY_BLOCK).max(1);
     let mut parcels = Vec::new();
-    for Part { rank, number, begin, range, first: of_sequence, .. } in keys {
+    for Part { rank, number, begin, range, first: of_sequence, batch, .. } in keys {
         let first = (range.start - of_sequence) / KEY_BLOCK;
         let blocks = (range.end - of_sequence).div_ceil(KEY_BLOCK) - first;
         let parts = blocks.div_ceil(most);
@@ -90,10 +94,15 @@ pub(crate) fn parcels(keys: &[Part], bytes: usize) -> Vec<Parcel> {
         };
         for keys in (0..parts).map(|part| cut(part)..cut(part + 1)) {
             let rows = keys.start - begin..keys.end - begin;
-            parcels.push(Parcel { owner: *rank, stretch: *number, rows, keys });
+            parcels.push(Parcel { owner: *rank, stretch: *number, rows, batch: *batch, keys });
         }
     }
     parcels
+}
+
+/// Returns some rows of a stretch's tensor: of all sequences of its batch, or of one.
+pub(crate) fn rows_of(tensor: Tensor<'_>, batch: Option<usize>, rows: Range<usize>) -> Option<Tensor<'_>> {
+    batch.map_or(Some(tensor), |batch| tensor.batch_in(batch..batch + 1))?.rows_in(rows)
 }
 
 /// Way of a parcel from rank to rank: a tree, in which each rank passes it on to two.
@@ -150,6 +159,7 @@ mod tests {
             range: range.clone(),
             sequence: None,
             first: 0,
+            batch: None,
         };
         keys.iter().map(part).collect()
     }

@@ -3,7 +3,8 @@
 //!
 //! Every rank of a communicator has a share of the query rows and of the keys and values ([`Share`]). Keys and values
 //! travel from rank to rank in key order, the next while one is computed, and each rank pushes them into the states of
-//! its rows: so a result has the bits of one call on one machine, on any number of ranks and however they share.
+//! its rows: so a result has the bits of one call on one machine, on any number of ranks and however they share. Calls can be cut
+//! by heads instead ([`Split`]), and there are gradients ([`BackwardShare`]) and decode steps over a cut cache ([`Step`]).
 //!
 //! See `docs/distributed.md` in the repository for how to run it.
 #![deny(unsafe_code)]

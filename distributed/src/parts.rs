@@ -13,6 +13,7 @@ pub(crate) type Make<'a> = Box<dyn Fn(StateMemory) -> Result<AttnState<'a>, sdpa
 pub(crate) struct RowPart<'a> {
     /// Number of their stretch on this rank, and their place in it.
     stretch: usize,
+    batch: Option<usize>,
     rows: Range<usize>,
     /// Keys of the sequence.
     keys: Range<usize>,
@@ -24,7 +25,7 @@ impl<'a> RowPart<'a> {
     /// Takes a part whose sequence has these keys, and its state, or none yet.
     pub(crate) fn new(part: &Part, keys: Range<usize>, make: Make<'a>, state: Option<AttnState<'a>>) -> Self {
         let rows = part.range.start - part.begin..part.range.end - part.begin;
-        Self { stretch: part.number, rows, keys, make, state }
+        Self { stretch: part.number, batch: part.batch, rows, keys, make, state }
     }
 
     fn state(&mut self, left: &mut Vec<StateMemory>) -> Result<&mut AttnState<'a>, sdpa::Error> {
@@ -38,11 +39,11 @@ impl<'a> RowPart<'a> {
 
 /// All parts of a rank's rows.
 ///
-/// If sequences are ragged, there are states for one sequence at a time, and its results wait for those of the others: a state
+/// If sequences are computed one by one, there are states for one at a time, and its results wait for those of the others: a state
 /// holds a key block and the memory of workers, whatever the length of its sequence.
 pub(crate) struct Parts<'a> {
     parts: Vec<RowPart<'a>>,
-    /// Outputs and log-sum-exps of each stretch, if sequences are ragged.
+    /// Outputs and log-sum-exps of each stretch, if sequences are computed one by one.
     results: Option<Vec<[Whole; 2]>>,
     /// Memory that states have left.
     left: Vec<StateMemory>,
@@ -100,7 +101,8 @@ impl<'a> Parts<'a> {
 fn complete(part: &mut RowPart<'_>, results: &mut [[Whole; 2]], left: &mut Vec<StateMemory>) -> Result<(), Error> {
     part.state(left)?;
     let [out, lse] = &mut results[part.stretch];
-    let outputs = Outputs::new(out.rows_mut(part.rows.clone())?).lse(lse.rows_mut(part.rows.clone())?);
+    let [out, lse] = [out, lse].map(|whole| whole.rows_mut(part.batch, part.rows.clone()));
+    let outputs = Outputs::new(out?).lse(lse?);
     left.extend(part.state.take().map(|state| state.finish(outputs)).transpose()?);
     Ok(())
 }

@@ -11,13 +11,13 @@ use crate::parcel::Sizes;
 use crate::parts::{Make, Parts, RowPart};
 use crate::report::Report;
 use crate::sequences::{OF_KEYS, OF_ROWS, Sequences};
-use crate::share::{Rows, Share};
+use crate::share::{ONE_BY_ONE, Rows, Share};
 use crate::stream::{Step, Stream};
 use crate::whole::Whole;
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, AttnState, Dtype, Exec, Inputs, KvShape, MaskMod, Mods, Outputs, ScoreMod, WeightMod,
+    Alignment, Attention, AttnState, Bound, Dtype, Exec, Inputs, KvShape, MaskMod, Mods, Outputs, ScoreMod, WeightMod,
 };
 
 /// A call that begins.
@@ -81,8 +81,11 @@ impl<'c> Call<'_, 'c> {
         [score, mask, weight]: [bool; 3],
     ) -> Result<Agreed, Error> {
         const WHAT: &str = "what it has of the call";
-        let whole = sdpa::Error::Needs { argument: "weight function", needs: "a call over all keys, on one machine" };
-        let own = if weight { Err(whole) } else { own };
+        let own = own.and_then(|own| {
+            let argument = if weight { Some("weight function") } else { own.positions() };
+            let needs = "all keys at once: a call on one machine, or a forward pass cut by heads";
+            argument.map_or(Ok(own), |argument| Err(sdpa::Error::Needs { argument, needs }))
+        });
         let mut description = match &own {
             Ok(description) => description.clone(),
             Err(error) => Description { refused: Some(error.to_string()), ..Description::default() },
@@ -99,10 +102,14 @@ impl<'c> Call<'_, 'c> {
         let rows = in_order(ROWS, all.iter().map(|description| &*description.rows))?;
         let keys = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
         let lens = [&rows, &keys].map(|stretches| stretches.last().map_or(0, |last| last.range.end));
-        let sequences = Sequences::agreed(&all, lens)?;
-        let parts = |of, stretches: &[Stretch]| stretches.iter().flat_map(|all| sequences.parts(of, all)).collect();
-        let (rows, keys) = (parts(OF_ROWS, &rows), parts(OF_KEYS, &keys));
-        let (sizes, heads) = (sizes(&all), said(&all, "query heads"));
+        let one_by_one = all.iter().flat_map(|rank| &rank.facts).any(|(what, _)| what == ONE_BY_ONE);
+        let sequences = match said(&all, "batch").filter(|_| one_by_one) {
+            Some(batch) => Sequences::of_batch(batch, lens)?,
+            None => Sequences::agreed(&all, lens)?,
+        };
+        let (rows, keys) = (sequences.parts(OF_ROWS, &rows), sequences.parts(OF_KEYS, &keys));
+        let of_one = |sizes: Sizes| if one_by_one { Sizes { batch: 1, ..sizes } } else { sizes };
+        let (sizes, heads) = (sizes(&all).map(of_one), said(&all, "query heads"));
         Ok(Agreed { lens, rows, keys, sequences, ranks: all, sizes, heads })
     }
 
@@ -127,9 +134,10 @@ impl<'c> Call<'_, 'c> {
         'c: 'a,
     {
         let mut left = std::mem::take(&mut self.memory.borrow_mut().states);
-        let (ragged, mut needed) = (agreed.sequences.is_ragged(), vec![false; parcels.len()]);
+        rows.iter().try_for_each(|rows| agreed.check_lens(&rows.inputs))?;
+        let (apart, mut needed) = (agreed.sequences.are_apart(), vec![false; parcels.len()]);
         let results =
-            if ragged { Some(rows.iter().map(|rows| self.results(rows)).collect::<Result<_, _>>()?) } else { None };
+            if apart { Some(rows.iter().map(|rows| self.results(rows)).collect::<Result<_, _>>()?) } else { None };
         let mut parts = Vec::new();
         for (part, mods) in own.iter().zip(mods) {
             let Rows { inputs, outputs, .. } = &rows[part.number];
@@ -141,10 +149,10 @@ impl<'c> Call<'_, 'c> {
             {
                 *needed |= state.sees(parcel.keys.start - keys.start..parcel.keys.end - keys.start);
             }
-            if !ragged {
+            if !apart {
                 state.check(outputs)?;
             }
-            parts.push(RowPart::new(part, keys, make, Some(state).filter(|_| !ragged)));
+            parts.push(RowPart::new(part, keys, make, Some(state).filter(|_| !apart)));
         }
         Ok((Parts::new(parts, results, left), needed))
     }
@@ -168,7 +176,7 @@ impl<'c> Call<'_, 'c> {
         }))
     }
 
-    /// Makes room for the results of a stretch of ragged rows, if its settings and outputs fit.
+    /// Makes room for the results of a stretch of rows of several sequences, if its settings and outputs fit.
     fn results(&self, rows: &Rows<'_>) -> Result<[Whole; 2], sdpa::Error> {
         check_outputs(self.attention, rows)?;
         let [batch, heads, n, _] = rows.inputs.queries().shape();
@@ -179,19 +187,15 @@ impl<'c> Call<'_, 'c> {
 
     /// Returns the settings for a part of a stretch of rows, which has these inputs: with their place among the keys.
     pub(crate) fn aligned(&self, part: &Part, inputs: &Inputs<'_>, agreed: &Agreed) -> Result<Attention, sdpa::Error> {
-        let lens = inputs.key_lens();
         let [rows, keys] = match part.sequence {
             None => agreed.lens,
-            Some(_) => {
-                let [rows, keys] = [OF_ROWS, OF_KEYS].map(|of| agreed.sequences.range(of, part.sequence).len());
-                [rows, lens.map_or(keys, |lens| lens[0])]
-            }
+            Some(_) => [OF_ROWS, OF_KEYS].map(|of| agreed.sequences.range(of, part.sequence).len()),
         };
+        // Lengths are all the same where an alignment depends on them. Without one, all must be that of the rows.
+        let lens = inputs.key_lens().unwrap_or_default();
+        let other = lens.iter().position(|&len| len != rows);
+        let keys = lens.get(other.unwrap_or(0)).copied().unwrap_or(keys);
         let first_row = match self.attention.alignment() {
-            Some(Alignment::BottomRight) if lens.is_some() && part.sequence.is_none() => {
-                let needs = "sequences of one length, where rows are on several ranks";
-                return Err(sdpa::Error::Needs { argument: "bottom-right", needs });
-            }
             Some(alignment) => alignment.offset(rows, keys),
             None if rows == keys => 0,
             // Only if no rule needs an alignment.
@@ -199,7 +203,12 @@ impl<'c> Call<'_, 'c> {
                 AttnState::from_inputs(self.attention, *inputs, self.group.exec).map(|_| 0).map_err(
                     |error| match error {
                         sdpa::Error::Needs { argument: rule, needs } if needs.starts_with("an alignment") => {
-                            sdpa::Error::Unaligned { rule, sequence: part.sequence, q_len: rows, kv_len: keys }
+                            sdpa::Error::Unaligned {
+                                rule,
+                                sequence: part.sequence.or(other),
+                                q_len: rows,
+                                kv_len: keys,
+                            }
                         }
                         error => error,
                     },
@@ -243,10 +252,18 @@ impl<'c> Call<'_, 'c> {
 impl Agreed {
     /// Returns the parts of a rank's own stretches of rows, of which each has a first row and a number of rows.
     pub(crate) fn own_rows(&self, rank: usize, stretches: impl Iterator<Item = (usize, usize)>) -> Vec<Part> {
-        let parts = |(number, (first, n)): (usize, (usize, usize))| {
-            self.sequences.parts(OF_ROWS, &Stretch { rank, number, range: first..first + n })
-        };
-        stretches.enumerate().flat_map(parts).collect()
+        let stretch = |(number, (first, n))| Stretch { rank, number, range: first..first + n };
+        self.sequences.parts(OF_ROWS, &stretches.enumerate().map(stretch).collect::<Vec<_>>())
+    }
+
+    /// Refuses a sequence of a batch that is longer than the keys of all ranks.
+    pub(crate) fn check_lens(&self, inputs: &Inputs<'_>) -> Result<(), sdpa::Error> {
+        let (lens, limit) = (inputs.key_lens().filter(|_| inputs.ragged_ends().is_none()), self.lens[1]);
+        let mut lens = lens.unwrap_or_default().iter().enumerate();
+        lens.find(|(_, len)| **len > limit).map_or(Ok(()), |(index, &got)| {
+            let (argument, bound, of) = ("kv_lens", Bound::AtMost, Some("the keys of that sequence"));
+            Err(sdpa::Error::Entry { argument, index, got, bound, limit, of })
+        })
     }
 
     /// Returns where the functions see the rows of a part.

@@ -106,8 +106,7 @@ impl<'c> Ranks<'c> {
     /// however rows and keys are shared out.
     ///
     /// Every option of a call that can be cut by rows and keys has its place in the settings and the share's inputs.
-    /// Dropout is refused; weight functions, and bottom-right alignment beside key lengths unless sequences are ragged, need
-    /// [`Split::Heads`].
+    /// Dropout is refused; weight functions, and positions of rows or keys, need [`Split::Heads`].
     ///
     /// # Errors
     /// [`Error`]; the outputs are then untouched. After [`Error::TimedOut`] messages may still be on their way, so

@@ -6,13 +6,15 @@ use std::time::Duration;
 /// Report of a call on one rank: bytes moved, time computing, time waiting.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Bytes of keys and values that this rank sent, to all others together.
+    /// Bytes that this rank sent, to all others together: of keys and values; by heads also of queries, biases, masks and results;
+    /// in a backward pass also of sums of gradients; in a step of states.
     pub sent: usize,
-    /// Bytes of keys and values that it received.
+    /// Bytes of the same that it received.
     pub received: usize,
-    /// Most bytes of keys and values on their way that it held at once, beside its share.
+    /// Most bytes of those on their way that it held at once, beside its share; by heads with all of its heads.
     pub held: usize,
-    /// Keys that some of its rows may see, and that it computed.
+    /// Keys that some of its rows may see, and that it computed. A key counts once for all sequences of a batch; where these are
+    /// computed one by one, once for each.
     pub computed: usize,
     /// Keys that rules and masks hide from all of its rows: neither received nor computed.
     pub hidden: usize,

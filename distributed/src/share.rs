@@ -4,7 +4,7 @@ use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::sequences::Sequences;
 use core::ops::Range;
-use sdpa::{Attention, Inputs, Outputs, Tensor};
+use sdpa::{Alignment, Attention, Inputs, Outputs, Tensor};
 
 /// Share of a rank in a call: stretches of query rows, whose results it wants, and stretches of keys and values, which
 /// all ranks see. There may be any number of either, in any order, of any lengths.
@@ -48,8 +48,8 @@ impl<'a> Share<'a> {
     }
 
     /// Adds a stretch of query rows, the first of which is row `first` of the call. Biases and masks of the inputs have
-    /// these rows (or one, for all) and the columns of all keys; slopes, sinks and lengths are those of the call. Of the
-    /// keys and values of the inputs only the shapes are taken: they may have no rows.
+    /// these rows (or one, for all) and the columns of all keys; slopes, sinks, lengths and positions are those of the call. Of
+    /// the keys and values of the inputs only the shapes are taken: they may have no rows.
     ///
     /// Rows and keys of [ragged](Inputs::ragged) sequences lie end to end over all stretches, and the ends are those of the call.
     /// Biases and masks then have batch 1 and these rows, or one row for all and batch 1 or as many as sequences.
@@ -117,6 +117,9 @@ pub(crate) fn of_all(stretches: Vec<Description>, attention: &Attention) -> Desc
     description
 }
 
+/// Name under which a rank says that sequences of the batch are computed one by one.
+pub(crate) const ONE_BY_ONE: &str = "sequences one by one";
+
 /// Says what a stretch of rows is.
 pub(crate) fn of_rows(first: usize, inputs: &Inputs<'_>, attention: &Attention) -> Result<Description, sdpa::Error> {
     let ([batch, heads, rows, dim], kv) = (inputs.queries().shape(), inputs.key_values()?);
@@ -131,8 +134,12 @@ pub(crate) fn of_rows(first: usize, inputs: &Inputs<'_>, attention: &Attention) 
     for (what, words) in inputs.options_in_words() {
         description.fact(what, words);
     }
-    if let Some([rows, keys]) = inputs.ragged_ends() {
-        description.sequences = Sequences::of(rows, keys)?.ends().to_vec();
+    match (inputs.ragged_ends(), inputs.key_lens(), attention.alignment()) {
+        (Some([rows, keys]), ..) => description.sequences = Sequences::of(rows, keys)?.ends().to_vec(),
+        (None, Some(lens), Some(Alignment::BottomRight)) if lens.iter().any(|&len| len != lens[0]) => {
+            description.fact(ONE_BY_ONE, "since they have places of their own");
+        }
+        _ => {}
     }
     Ok(description)
 }

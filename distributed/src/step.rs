@@ -45,6 +45,9 @@ impl<'a> Step<'a> {
     /// Takes the queries, the same on every rank, this rank's keys, which follow `first` keys on other ranks (a multiple of
     /// 256), and the outputs, which every rank gets. A cache grows on the rank that has the last keys; when its share is full,
     /// the next rank begins one.
+    ///
+    /// Biases and masks of the inputs have the columns of this rank's keys. Sinks go to [`Self::sinks`]. Positions of rows and keys,
+    /// dropout and bottom-right alignment are refused: name an [`Offset`](sdpa::Alignment::Offset).
     pub fn new(inputs: Inputs<'a>, first: usize, outputs: Outputs<'a>) -> Self {
         Self { inputs, first, sinks: None, merges: Merges::InOrder, outputs }
     }
@@ -75,8 +78,15 @@ impl<'a> Step<'a> {
         }
         description.fact("element type of q", self.inputs.queries().dtype().to_string());
         for (what, words) in self.inputs.options_in_words() {
-            if !["sequences", "ragged", "kv_lens"].contains(&what) {
-                description.fact(what, words);
+            match what {
+                "sinks" if words != "none" => {
+                    let needs = "`Step::sinks`, since they take part once, not on each rank";
+                    return Err(sdpa::Error::Needs { argument: "sinks", needs });
+                }
+                "sequences" | "ragged" | "kv_lens" => {}
+                // Each rank has the columns of its own keys.
+                "bias" | "mask" => description.fact(what, words.split(", ").next().unwrap_or_default()),
+                _ => description.fact(what, words),
             }
         }
         description.fact("sinks of the step", format!("{:?}", self.sinks));

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::group::Group;
-use crate::layout::{PARCEL, Parcel};
+use crate::layout::{PARCEL, Parcel, rows_of};
 use crate::memory::Memory;
 use crate::message::Way;
 use crate::parcel::{Sizes, Travelling};
@@ -140,7 +140,8 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
     /// Returns the keys and values of a parcel, if they are this rank's own.
     fn own(&self, parcel: &Parcel) -> Option<[Tensor<'a>; 2]> {
         let keys = self.own.get(parcel.stretch).filter(|_| parcel.owner == self.group.comm.rank)?;
-        Some([keys.k.rows_in(parcel.rows.clone())?, keys.v.rows_in(parcel.rows.clone())?])
+        let rows = |tensor| rows_of(tensor, parcel.batch, parcel.rows.clone());
+        Some([rows(keys.k)?, rows(keys.v)?])
     }
 
     /// Sets a parcel on its way.

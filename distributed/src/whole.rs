@@ -116,21 +116,28 @@ impl Whole {
         Self { shape, elements: Elements::F32(floats) }
     }
 
-    /// Returns some of the rows, to be written, of elements that are `f32`.
-    pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Result<ViewMut<'_>, sdpa::LayoutError> {
+    /// Returns some of the rows of one sequence of the batch, or of all, to be written, of elements that are `f32`.
+    pub(crate) fn rows_mut(
+        &mut self,
+        batch: Option<usize>,
+        rows: Range<usize>,
+    ) -> Result<ViewMut<'_>, sdpa::LayoutError> {
         let columns = 0..self.shape[3];
-        self.part_mut(rows, columns)
+        self.part_mut(batch, rows, columns)
     }
 
-    /// Returns some columns of some rows, to be written, of elements that are `f32`.
+    /// Returns some columns of some rows, as [`Self::rows_mut`] does.
     pub(crate) fn part_mut(
         &mut self,
+        batch: Option<usize>,
         rows: Range<usize>,
         columns: Range<usize>,
     ) -> Result<ViewMut<'_>, sdpa::LayoutError> {
-        let [batch, heads, all, dim] = self.shape;
+        let [all_batch, heads, all, dim] = self.shape;
+        let (first, batch) = batch.map_or((0, all_batch), |sequence| (sequence, 1));
         let strides = [heads * all * dim, all * dim, dim, 1].map(|stride| stride as isize);
-        let offset = if rows.is_empty() || columns.is_empty() { 0 } else { rows.start * dim + columns.start };
+        let begin = first * heads * all * dim + rows.start * dim + columns.start;
+        let offset = if rows.is_empty() || columns.is_empty() { 0 } else { begin };
         let floats = if let Elements::F32(floats) = &mut self.elements { &mut floats[..] } else { &mut [] };
         ViewMut::from_strides(floats, offset, [batch, heads, rows.len(), columns.len()], strides)
     }

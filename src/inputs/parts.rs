@@ -3,7 +3,7 @@
 use crate::error::{Error, at_most, same};
 use crate::inputs::{Cover, Covered, Inputs, Source};
 use core::ops::Range;
-use sdpa_kernels::{Bound, Mask, Tensor, View};
+use sdpa_kernels::{Bound, Mask, Ragged, Tensor, View};
 
 /// Need of whatever a state, which has some of the keys, cannot take.
 pub(crate) const WHOLE: &str = "a call over all keys, not a state";
@@ -131,10 +131,13 @@ impl<'a> Inputs<'a> {
         self.kv_lens
     }
 
-    /// Returns the inputs of some rows of one ragged sequence, as a call of that sequence alone has them: for a state.
-    /// `rows` are counted in the queries, which may be but a stretch of those of the call. Biases and masks of the whole have
-    /// batch 1 and the rows of the queries, or one row for all and batch 1 or as many as sequences; their columns are the
-    /// keys of the longest sequence.
+    /// Returns the inputs of some rows of one sequence, as a call of that sequence alone has them: for a state.
+    /// `rows` are counted in the queries, which may be but a stretch of those of the call. Biases and masks have these rows, or
+    /// one row for all.
+    ///
+    /// Sequences are those of a batch, or ragged ones laid end to end in tensors. Of ragged sequences, biases and masks have
+    /// batch 1, or with one row for all also as many as sequences; their columns are the keys of the longest sequence, and keys
+    /// and values stay those of all.
     ///
     /// ```
     /// use sdpa::{Attention, AttnState, Exec, Inputs, View};
@@ -150,45 +153,19 @@ impl<'a> Inputs<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Needs`] unless sequences are ragged, laid end to end in tensors; [`Error::Sequence`] or [`Error::Range`] for a
-    /// sequence or rows that are not there; [`Error::Mismatch`] for lengths, biases or masks of other sizes;
-    /// [`Error::Entry`] for a length beyond the keys of its sequence.
+    /// [`Error::Needs`] unless keys and values are tensors; [`Error::Range`] for a sequence or rows that are not there;
+    /// [`Error::Mismatch`] for lengths, biases or masks of other sizes; [`Error::Entry`] for a length beyond the keys of its ragged
+    /// sequence.
     pub fn of_sequence(self, sequence: usize, rows: Range<usize>) -> Result<Self, Error> {
-        let needs = "sequences laid end to end in tensors";
-        let [_, k] = self.ragged_ends().ok_or(Error::Needs { argument: "ragged", needs })?;
-        let sequences = k.len().saturating_sub(1);
-        if sequence >= sequences {
-            return Err(Error::Sequence { argument: "ragged", got: sequence, sequences });
-        }
-        same("q", "batch", self.q.shape()[0], 1, "a ragged call")?;
-        at_most(self.q.shape()[2], "the rows of q").check("rows", "end", rows.end)?;
-        at_most(rows.end, "the end of the rows").check("rows", "first row", rows.start)?;
-        let len = |s: usize| k[s + 1].saturating_sub(k[s]);
-        if let Some(lens) = self.kv_lens {
-            same("kv_lens", "length", lens.len(), sequences, "the batch")?;
-            let (got, limit, of) = (lens[sequence], len(sequence), Some("the keys of that sequence"));
-            if got > limit {
-                let bound = Bound::AtMost;
-                return Err(Error::Entry { argument: "kv_lens", index: sequence, got, bound, limit, of });
-            }
-        }
-        let longest = || (0..sequences).map(len).max().unwrap_or(0);
-        let fits = |argument, [batch, _, all, columns]: [usize; 4], cover| {
-            if all != 1 {
-                same(argument, "rows", all, self.q.shape()[2], "q")?;
-            }
-            if batch != 1 {
-                same(argument, "batch", batch, if all == 1 { sequences } else { 1 }, "the call")?;
-            }
-            match (cover, columns) {
-                (Cover::FirstKeys, _) | (_, 1) => Ok(()),
-                _ => same(argument, "columns", columns, longest(), "k (keys of the longest sequence)"),
-            }
+        self.check_sequence(sequence, &rows)?;
+        let (one, is_ragged) = (sequence..sequence + 1, self.ragged.is_some());
+        let of_tensor = |x: Tensor<'a>| if is_ragged { x } else { x.batch_in(one.clone()).unwrap_or(x) };
+        let source = match self.source {
+            Source::Tensors { k, v } => Source::Tensors { k: of_tensor(k), v: of_tensor(v) },
+            source => source,
         };
-        self.bias.map_or(Ok(()), |Covered { of, cover }| fits("bias", of.shape(), cover))?;
-        self.mask.map_or(Ok(()), |Covered { of, cover }| fits("mask", of.view().shape(), cover))?;
         let of_all = |n: usize, some: Range<usize>| if n == 1 { 0..1 } else { some };
-        let part = |[batch, _, all, _]: [usize; 4]| (of_all(batch, sequence..sequence + 1), of_all(all, rows.clone()));
+        let part = |[batch, _, all, _]: [usize; 4]| (of_all(batch, one.clone()), of_all(all, rows.clone()));
         let (bias, mask) = self.bias_and_mask();
         let bias = bias.and_then(|of| {
             let (batch, rows) = part(of.shape());
@@ -198,9 +175,58 @@ impl<'a> Inputs<'a> {
             let (batch, rows) = part(of.shape());
             of.batch(batch)?.rows(rows)
         });
-        let kv_lens = self.kv_lens.map(|lens| &lens[sequence..=sequence]);
-        let q = self.q.rows_in(rows.clone()).unwrap_or(self.q);
-        Ok(Self { q, kv_lens, ragged: None, ..self.with_bias_and_mask(bias, mask) })
+        let kv_lens = self.kv_lens.map(|lens| &lens[one.clone()]);
+        // Where there are fewer, or not all rows, the call is refused.
+        let list = |lists: &'a [&'a [i32]]| lists.get(one.clone()).unwrap_or(lists);
+        let (row_positions, key_positions) = (self.row_positions.map(list), self.key_positions.map(list));
+        let (q, all) = (of_tensor(self.q), self.with_bias_and_mask(bias, mask));
+        let q = q.rows_in(rows.clone()).unwrap_or(q);
+        Ok(Self { q, source, kv_lens, row_positions, key_positions, ragged: None, ..all })
+    }
+
+    /// Refuses a sequence or rows that are not there, and lengths, biases and masks that do not fit them.
+    fn check_sequence(&self, sequence: usize, rows: &Range<usize>) -> Result<(), Error> {
+        let needs = "sequences of a batch, or laid end to end, in tensors";
+        let ends = match (self.source, self.ragged) {
+            (Source::Tensors { .. }, None) => None,
+            (Source::Tensors { .. }, Some(Ragged { k: Some(ends), .. })) => Some(ends),
+            _ => return Err(Error::Needs { argument: "sequence", needs }),
+        };
+        let [batch, _, all_rows, _] = self.q.shape();
+        let sequences = ends.map_or(batch, |ends| ends.len().saturating_sub(1));
+        let up_to_it = sequence.saturating_add(1);
+        at_most(sequences, "the sequences of the call").check("sequence", "number up to it", up_to_it)?;
+        if ends.is_some() {
+            same("q", "batch", batch, 1, "a ragged call")?;
+        }
+        at_most(all_rows, "the rows of q").check("rows", "end", rows.end)?;
+        at_most(rows.end, "the end of the rows").check("rows", "first row", rows.start)?;
+        let len = |ends: &[usize], s: usize| ends[s + 1].saturating_sub(ends[s]);
+        if let Some(lens) = self.kv_lens {
+            same("kv_lens", "length", lens.len(), sequences, "the batch")?;
+            let (got, limit) = (lens[sequence], ends.map_or(usize::MAX, |ends| len(ends, sequence)));
+            if got > limit {
+                let (bound, of) = (Bound::AtMost, Some("the keys of that sequence"));
+                return Err(Error::Entry { argument: "kv_lens", index: sequence, got, bound, limit, of });
+            }
+        }
+        let longest = |ends| (0..sequences).map(|s| len(ends, s)).max().unwrap_or(0);
+        let fits = |argument, [batch, _, all, columns]: [usize; 4], cover| {
+            if all != 1 {
+                same(argument, "rows", all, all_rows, "q")?;
+            }
+            if batch != 1 {
+                same(argument, "batch", batch, if all == 1 || ends.is_none() { sequences } else { 1 }, "the call")?;
+            }
+            match (ends, cover, columns) {
+                (None, ..) | (_, Cover::FirstKeys, _) | (_, _, 1) => Ok(()),
+                (Some(ends), ..) => {
+                    same(argument, "columns", columns, longest(ends), "k (keys of the longest sequence)")
+                }
+            }
+        };
+        self.bias.map_or(Ok(()), |Covered { of, cover }| fits("bias", of.shape(), cover))?;
+        Ok(self.mask.map_or(Ok(()), |Covered { of, cover }| fits("mask", of.view().shape(), cover))?)
     }
 
     /// Name of the positions that rows or keys have of their own, if they have any.

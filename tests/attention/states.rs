@@ -4,7 +4,7 @@ use crate::half::short::{DTYPES, Short};
 use crate::kv_support::cuts;
 use crate::options::mods::{Functions, with_mods};
 use crate::options::{Case, Wanted};
-use crate::support::{Rng, Tensor, assert_same_bits, execs};
+use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs};
 use core::ops::Range;
 use sdpa::{
     Alignment, Attention, AttnState, Bound, Error, Exec, Inputs, KvCache, KvShape, Mask, Mods, Outputs, Position,
@@ -253,12 +253,51 @@ fn rows_of_one_ragged_sequence_are_inputs_of_a_state_and_what_does_not_fit_is_re
         let error = inputs.of_sequence(sequence, rows).expect_err(message).to_string();
         assert!(error.contains(message), "{error}, not {message}");
     };
-    says(Inputs::new(of(3), of(9), of(9)), 0, 0..1, "ragged: needs sequences laid end to end in tensors");
-    says(inputs, 2, 0..1, "ragged");
+    let cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 }).unwrap();
+    let needs = "sequence: needs sequences of a batch, or laid end to end, in tensors";
+    says(Inputs::cached(of(3), &cache), 0, 0..1, needs);
+    says(inputs, 2, 0..1, "sequence: number up to it is 3, but must be at most 2, the sequences of the call");
     says(inputs, 0, 0..4, "rows: end is 4, but must be at most 3, the rows of q");
     says(inputs.kv_lens(&[1]), 0, 0..1, "kv_lens: length is 1, but the batch has 2");
     says(inputs.kv_lens(&[4, 6]), 1, 1..3, "6");
     says(mask_of([1, 1, 2, 5]), 0, 0..1, "mask: rows is 2, but q has 3");
     says(mask_of([2, 1, 3, 5]), 0, 0..1, "mask: batch is 2, but the call has 1");
     says(mask_of([1, 1, 3, 4]), 0, 0..1, "mask: columns is 4, but k (keys of the longest sequence) has 5");
+}
+
+#[test]
+fn rows_of_one_sequence_of_a_batch_are_inputs_of_a_state_with_the_bits_of_the_batch() {
+    let ([batch, heads, rows, keys, dim], lens) = ([2, 2, 6, 9, 8], [4, 9]);
+    let tensors = Tensors::normal([batch, heads, heads, rows, keys, dim, dim], 7);
+    let (q, k, v) = (tensors.q.view(), tensors.k.view(), tensors.v.view());
+    let mask: Vec<bool> = (0..batch * rows * keys).map(|n| n % 5 != 0).collect();
+    let mask = Mask::keep(View::bhld(&mask, [batch, 1, rows, keys]).unwrap());
+    let inputs = Inputs::new(q, k, v).kv_lens(&lens).mask(mask);
+    let attention = Attention::new().causal();
+    let mut all = vec![f32::NAN; batch * heads * rows * dim];
+    let outputs = Outputs::new(ViewMut::bhld(&mut all, [batch, heads, rows, dim]).unwrap());
+    sdpa::attention(&attention.align(Alignment::BottomRight), inputs, outputs).unwrap();
+    for (sequence, &len) in lens.iter().enumerate() {
+        let (some, shape) = (2..6, [1, heads, 4, dim]);
+        let first = len as isize - rows as isize + 2;
+        let part = inputs.of_sequence(sequence, some).unwrap();
+        let attention = attention.align(Alignment::Offset(first));
+        let mut state = AttnState::from_inputs(attention, part, Exec::serial()).unwrap();
+        let [k, v] = [k, v].map(|x| x.batch(sequence..sequence + 1).unwrap());
+        state.push(k, v).unwrap();
+        let mut out = vec![f32::NAN; heads * 4 * dim];
+        state.read(Outputs::new(ViewMut::bhld(&mut out, shape).unwrap())).unwrap();
+        for (head, out) in out.chunks_exact(4 * dim).enumerate() {
+            let expected = &all[((sequence * heads + head) * rows + 2) * dim..][..4 * dim];
+            assert!(out.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{sequence}, {head}");
+        }
+    }
+    let says = |inputs: Inputs<'_>, sequence, message: &str| {
+        let error = inputs.of_sequence(sequence, 0..1).expect_err(message).to_string();
+        assert!(error.contains(message), "{error}, not {message}");
+    };
+    says(inputs, 2, "sequence: number up to it is 3, but must be at most 2, the sequences of the call");
+    says(inputs.kv_lens(&[4]), 0, "kv_lens: length is 1, but the batch has 2");
+    let long = [true; 3 * 9];
+    says(inputs.mask(Mask::keep(View::bhld(&long, [3, 1, 1, 9]).unwrap())), 0, "mask: batch is 3, but the call has 2");
 }

@@ -14,7 +14,7 @@ const PARCELS_A_STRETCH: usize = 4;
 /// Whole key blocks that travel together, and where their keys lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Blocks {
-    /// Number of the sequence, if sequences are ragged, and where it begins.
+    /// Number of the sequence, if sequences are computed one by one, and where it begins.
     pub(crate) sequence: Option<usize>,
     pub(crate) first: usize,
     pub(crate) keys: Range<usize>,
@@ -49,7 +49,7 @@ fn of_sequence(keys: &[Part], rows: &[Part], fit: usize) -> Vec<Blocks> {
     let piece = |part: &Part, range: &Range<usize>| {
         let keys = part.range.start.max(range.start)..part.range.end.min(range.end);
         let rows = keys.start.checked_sub(part.begin)?..keys.end.checked_sub(part.begin)?;
-        let parcel = Parcel { owner: part.rank, stretch: part.number, rows, keys };
+        let parcel = Parcel { owner: part.rank, stretch: part.number, rows, batch: part.batch, keys };
         (!parcel.keys.is_empty()).then_some(parcel)
     };
     (0..all.div_ceil(step))
@@ -155,7 +155,7 @@ mod tests {
     use crate::sequences::{OF_KEYS, OF_ROWS, Sequences};
 
     fn stretch(rank: usize, number: usize, range: Range<usize>) -> Part {
-        Part { rank, number, begin: range.start, range, sequence: None, first: 0 }
+        Part { rank, number, begin: range.start, range, sequence: None, first: 0, batch: None }
     }
 
     #[test]
@@ -182,8 +182,8 @@ mod tests {
     fn blocks_of_ragged_sequences_begin_with_them() {
         let sequences = Sequences::of(&[0, 5, 9], &[0, 300, 900]).unwrap();
         let stretches = [0..200, 200..900].map(|range| Stretch { rank: 0, number: 0, range });
-        let keys: Vec<_> = stretches.iter().flat_map(|stretch| sequences.parts(OF_KEYS, stretch)).collect();
-        let rows = sequences.parts(OF_ROWS, &Stretch { rank: 1, number: 0, range: 0..9 });
+        let keys = sequences.parts(OF_KEYS, &stretches);
+        let rows = sequences.parts(OF_ROWS, &[Stretch { rank: 1, number: 0, range: 0..9 }]);
         let found: Vec<_> = blocks(&keys, &rows, 1 << 30)
             .into_iter()
             .map(|Blocks { sequence, first, keys, pieces }| (sequence, first, keys, pieces.len()))

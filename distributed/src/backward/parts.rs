@@ -15,8 +15,9 @@ pub(crate) type Make<'a> = Box<dyn Fn() -> Result<BackwardState<'a>, sdpa::Error
 pub(crate) struct RowPart<'a> {
     /// Number of their stretch on this rank, and their place in it.
     pub(crate) stretch: usize,
+    batch: Option<usize>,
     rows: Range<usize>,
-    /// Keys of the sequence; of all, if sequences are not ragged.
+    /// Keys of the sequence; of all, if sequences are computed together.
     keys: Range<usize>,
     make: Make<'a>,
     state: Option<BackwardState<'a>>,
@@ -26,7 +27,7 @@ impl<'a> RowPart<'a> {
     /// Takes a part whose sequence has these keys, and its state, or none yet.
     pub(crate) fn new(part: &Part, keys: Range<usize>, make: Make<'a>, state: Option<BackwardState<'a>>) -> Self {
         let rows = part.range.start - part.begin..part.range.end - part.begin;
-        Self { stretch: part.number, rows, keys, make, state }
+        Self { stretch: part.number, batch: part.batch, rows, keys, make, state }
     }
 
     /// Returns the state, which is made when it is first needed.
@@ -39,7 +40,7 @@ impl<'a> RowPart<'a> {
     pub(crate) fn dbias<'w>(&self, whole: &'w mut Whole, keys: Range<usize>) -> Result<ViewMut<'w>, sdpa::LayoutError> {
         let [.., rows, columns] = whole.shape();
         let rows = if rows == 1 { 0..1 } else { self.rows.clone() };
-        whole.part_mut(rows, keys.start.min(columns)..keys.end.min(columns))
+        whole.part_mut(self.batch, rows, keys.start.min(columns)..keys.end.min(columns))
     }
 
     /// Takes the state with all keys passed over that are left.
@@ -53,11 +54,11 @@ impl<'a> RowPart<'a> {
 
 /// All parts of a rank's rows: those that keys come to, by their number among the parts of all ranks, and empty ones.
 ///
-/// If sequences are ragged, there are states for one sequence at a time, and its gradients wait for those of the others.
+/// If sequences are computed one by one, there are states for one at a time, and its gradients wait for those of the others.
 pub(crate) struct Parts<'a> {
     pub(crate) numbered: BTreeMap<usize, RowPart<'a>>,
     pub(crate) empty: Vec<RowPart<'a>>,
-    /// Gradients in the queries of each stretch, if sequences are ragged.
+    /// Gradients in the queries of each stretch, if sequences are computed one by one.
     pub(crate) results: Option<Vec<Whole>>,
     /// Gradients in the bias of each stretch, if they are wanted.
     pub(crate) biases: Vec<Option<Whole>>,
@@ -69,20 +70,20 @@ impl<'a> Parts<'a> {
     pub(crate) fn seen(parts: &mut [RowPart<'a>], own: &[Part], parcels: &[Blocks]) -> Result<Vec<bool>, sdpa::Error> {
         let mut seen = vec![false; parts.len() * parcels.len()];
         for ((n, part), own) in parts.iter_mut().enumerate().zip(own) {
-            let (state, ragged) = (part.state()?, own.sequence.is_some());
+            let (state, apart) = (part.state()?, own.sequence.is_some());
             let seen = &mut seen[n * parcels.len()..];
             for (seen, Blocks { sequence, first, keys, .. }) in seen.iter_mut().zip(parcels) {
                 *seen = *sequence == own.sequence && state.sees(keys.start - first..keys.end - first);
             }
-            part.state.take_if(|_| ragged);
+            part.state.take_if(|_| apart);
         }
         Ok(seen)
     }
 
-    /// Completes the gradients of a part of a ragged sequence, which no more keys come to.
+    /// Completes the gradients of a part of a sequence that is computed by itself, to which no more keys come.
     pub(crate) fn complete(&mut self, number: usize) -> Result<(), Error> {
         let (Some(part), Some(results)) = (self.numbered.get_mut(&number), &mut self.results) else { return Ok(()) };
-        let to = results[part.stretch].rows_mut(part.rows.clone())?;
+        let to = results[part.stretch].rows_mut(part.batch, part.rows.clone())?;
         part.ended()?.write(Gradients::new().q(to))?;
         self.numbered.remove(&number);
         Ok(())

@@ -5,7 +5,7 @@ use crate::backward::flight::{Flight, Until, Wait};
 use crate::backward::parts::{Parts, copy};
 use crate::error::Error;
 use crate::group::Group;
-use crate::layout::Parcel;
+use crate::layout::{Parcel, rows_of};
 use crate::memory::{Memory, zeros};
 use crate::message::{Transfer, Way};
 use crate::parcel::{Sizes, Travelling};
@@ -147,7 +147,8 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
     /// Returns keys and values of a piece, if they are this rank's own.
     fn own(&self, piece: &Parcel) -> Option<[Tensor<'a>; 2]> {
         let [k, v] = self.own.get(piece.stretch).filter(|_| piece.owner == self.group.comm.rank)?;
-        Some([k.rows_in(piece.rows.clone())?, v.rows_in(piece.rows.clone())?])
+        let rows = |tensor| rows_of(tensor, piece.batch, piece.rows.clone());
+        Some([rows(*k)?, rows(*v)?])
     }
 
     /// Returns the number of floats of the sums of `n` keys that are sent when so many rows are done: the second half has those of a
@@ -336,9 +337,10 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         let of = self.own[piece.stretch].map(|tensor| tensor.shape());
         let [dk, dv] = self.gradients[piece.stretch].each_mut().map(Vec::as_mut_slice);
         let view = |gradient, [batch, heads, rows, dim]: [usize; 4]| {
-            let (head, shape) = (rows * dim, [batch, heads, piece.rows.len(), dim]);
+            let (head, (sequence, batch)) = (rows * dim, piece.batch.map_or((0, batch), |sequence| (sequence, 1)));
             let strides = [heads * head, head, dim, 1].map(|stride| stride as isize);
-            ViewMut::from_strides(gradient, piece.rows.start * dim, shape, strides)
+            let (begin, shape) = (sequence * heads * head, [batch, heads, piece.rows.len(), dim]);
+            ViewMut::from_strides(gradient, begin + piece.rows.start * dim, shape, strides)
         };
         let gradients = Gradients::new().k(view(dk, of[0])?).v(view(dv, of[1])?);
         Ok(sums.write(&self.attention, gradients, self.group.exec)?)

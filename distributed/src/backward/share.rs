@@ -61,9 +61,13 @@ impl<'a> BackwardShare<'a> {
     }
 
     /// Adds a stretch of query rows as [`Self::rows`] does, with any gradients that a
-    /// [`BackwardState`](sdpa::BackwardState) writes: in queries; in the bias, if that has a row for each of these rows and more
-    /// columns than one; and in sinks, slopes, scale and a bias of one row for all, if the stretch has all rows of a call without
-    /// ragged sequences, over which those are sums.
+    /// [`BackwardState`](sdpa::BackwardState) writes:
+    /// - in queries;
+    /// - in the bias, if it has a row for each of these rows and more columns than one;
+    /// - in sinks, slopes, scale and a bias of one row for all, which are sums over all rows: if the stretch has all of them.
+    ///
+    /// Where sequences are computed one by one, there are no sums over rows, and each sequence must have a bias of its own: so it is
+    /// with ragged sequences, and with those of a batch whose lengths differ under bottom-right alignment.
     #[must_use]
     pub fn rows_with(mut self, first: usize, inputs: Inputs<'a>, saved: Saved<'a>, gradients: Gradients<'a>) -> Self {
         let mut gradients = gradients;

@@ -23,7 +23,7 @@ impl Options {
     pub(crate) fn new(cut: &Cut, rank: usize, lens: [usize; 2]) -> Result<Self, Error> {
         let ([heads, ..], sequences) = (cut.heads_of(rank), Sequences::agreed(&cut.ranks, lens)?);
         let longest = (0..sequences.count()).map(|n| sequences.range(OF_ROWS, Some(n)).len()).max().unwrap_or(0);
-        let shape = |form: &Form| match sequences.is_ragged() {
+        let shape = |form: &Form| match sequences.are_apart() {
             true => [sequences.count(), form.heads(heads.clone()).len(), longest, form.columns],
             false => [form.batch, form.heads(heads.clone()).len(), lens[0], form.columns],
         };
@@ -45,7 +45,7 @@ impl Options {
             Some((sequence, row)) => [sequence, row],
             None => [batch, row],
         };
-        let batch = |[batch, ..]: [usize; 4]| if sequences.is_ragged() { 1 } else { batch };
+        let batch = |[batch, ..]: [usize; 4]| if sequences.are_apart() { 1 } else { batch };
         if let Some(bias) = bias {
             bytes = bias.place_rows(batch(bias.shape()), rows.clone(), at, bytes);
         }

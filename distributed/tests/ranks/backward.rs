@@ -97,6 +97,7 @@ impl Back {
         case.bias.as_ref().map(|bias| bias.wide.shape).is_some_and(|[batch, _, l, columns]| {
             let of_rows = match case.ragged {
                 Some(_) => l != 1 && batch == case.batch(),
+                None if self.shared.is_one_by_one() => l != 1 && batch == case.batch(),
                 None => l != 1 || rows == self.out.shape[2],
             };
             columns != 1 && of_rows
@@ -149,7 +150,8 @@ impl Back {
             let saved = d_lse.as_ref().map_or(saved, |d_lse| saved.d_lse(d_lse[n].view()));
             let gradients = Gradients::new().q(dq.view());
             let gradients = dbias.as_mut().map(view_mut).into_iter().fold(gradients, Gradients::bias);
-            let gradients = match sums.take_if(|_| rows.len() == self.out.shape[2] && case.ragged.is_none()) {
+            let together = case.ragged.is_none() && !self.shared.is_one_by_one();
+            let gradients = match sums.take_if(|_| together && rows.len() == self.out.shape[2]) {
                 None => gradients,
                 Some(sums) => {
                     has_all = true;
@@ -201,7 +203,7 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
         if let Some(of_rows) = of_rows {
             assert_eq!(of_rows.bits(), sums.bits(), "{what}: sinks, slopes and scale");
         }
-        assert_eq!(report.computed + report.hidden, back.shared.case.k.shape[2], "{what}");
+        assert_eq!(report.computed + report.hidden, back.shared.keys_told(), "{what}");
         moved = [moved[0] + report.sent, moved[1] + report.received];
     }
     let mut all = [0usize; 2];

@@ -7,7 +7,7 @@ use sdpa_mpi::{BackwardShare, Error, Ranks, Share};
 /// Rows and keys of each rank.
 const N: usize = 40;
 
-pub(crate) const FAULTS: [Fault; 11] = [
+pub(crate) const FAULTS: [Fault; 12] = [
     fault("backward scale", "scale: rank 1 has 2, but rank 0 has 0.35355338", Kind::Said),
     fault("backward window", "settings: rank 1 has Attention", Kind::Said),
     fault("backward call", "call: rank 1 has forward pass, but rank 0 has backward pass", Kind::Said),
@@ -17,6 +17,11 @@ pub(crate) const FAULTS: [Fault; 11] = [
     fault(
         "backward bias",
         "rank 1 refused its part of the call: dbias: needs a bias with a row for each row, or one stretch with all rows",
+        Kind::Own,
+    ),
+    fault(
+        "backward positions",
+        "rank 1 refused its part of the call: key positions: needs all keys at once",
         Kind::Own,
     ),
     fault("backward keys", "rank 1 refused its part of the call: dk: rows is 39, but k has 40", Kind::Own),
@@ -41,6 +46,9 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
     let first = rank * n + usize::from(name == "backward gap" && rank >= GUILTY);
     let (bias, mut dbias) = ([0.0f32; 7 * N], [7.0f32; 7 * N]);
     let inputs = Inputs::new(q, kv, kv);
+    let own: [i32; N] = core::array::from_fn(|key| key as i32);
+    let own = [&own[..]];
+    let inputs = if is("backward positions") { inputs.key_positions(&own) } else { inputs };
     let columns = [1, 1, 1, 7 * N];
     let inputs = if name == "backward bias" { inputs.bias(View::bhld(&bias, columns)?) } else { inputs };
     let result = if is("backward call") {

@@ -43,7 +43,7 @@ pub(crate) const fn fault(name: &'static str, words: &'static str, kind: Kind) -
     Fault { name, words, kind }
 }
 
-const FAULTS: [Fault; 14] = [
+const FAULTS: [Fault; 16] = [
     fault("causal", "causal rule: rank 1 has causal, but rank 0 has none", Kind::Said),
     fault("softcap", "settings: rank 1 has Attention", Kind::Said),
     fault("scale", "scale: rank 1 has 2, but rank 0 has 0.35355338", Kind::Said),
@@ -55,6 +55,8 @@ const FAULTS: [Fault; 14] = [
     fault("gap", "keys 40..41: no rank has them", Kind::Said),
     fault("overlap", "row 39: rank 0 has it, and so has rank 1", Kind::Said),
     fault("output", "rank 1 refused its part of the call: out: rows is 39, but q has 40", Kind::Own),
+    fault("positions", "rank 1 refused its part of the call: row positions: needs all keys at once", Kind::Own),
+    fault("length", "rank 1 refused its part of the call: kv_lens: entry 0 is 1000, but must be at most", Kind::Own),
     fault("late", "waited 3s in vain for rank 1: what it has of the call", Kind::Late),
     fault("dead", "waited 3s in vain for rank 1: what it has of the call", Kind::Dies),
     fault("dying", "waited 3s in vain for rank 1:", Kind::Dies),
@@ -179,9 +181,18 @@ fn prompt(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> Result<()
     let (slopes, shown) = ([if is("slopes") { 0.5 } else { 0.25 }], [true]);
     let inputs = Inputs::new(q, k, v);
     let inputs = if name == "slopes" { inputs.alibi(&slopes) } else { inputs };
+    let own: [i32; N] = core::array::from_fn(|row| row as i32);
+    let own = [&own[..]];
+    let inputs = if is("positions") { inputs.row_positions(&own) } else { inputs };
+    let inputs = if is("length") { inputs.kv_lens(&[1000]) } else { inputs };
     let inputs = if is("mask") { inputs.mask(Mask::keep(View::bhld(&shown, [1; 4])?)) } else { inputs };
     let outputs = Outputs::new(ViewMut::bhld(&mut out[..written * value_dim], [1, 1, written, value_dim])?);
-    let share = Share::new().rows(rank * N - usize::from(is("overlap")), inputs, outputs);
+    let share = match (name, guilty) {
+        // All rows are the guilty rank's, since lengths must be the same on all that have some.
+        ("length", true) => Share::new().rows(0, inputs, outputs),
+        ("length", false) => Share::new(),
+        _ => Share::new().rows(rank * N - usize::from(is("overlap")), inputs, outputs),
+    };
     let first = rank * keys + usize::from(name == "gap" && rank >= GUILTY);
     let share = match is("element") {
         true => share.keys(first, View::bhld(&short, [1, 1, keys, DIM])?, v),

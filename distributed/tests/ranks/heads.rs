@@ -3,7 +3,7 @@
 use crate::PATIENT;
 use crate::cases::Shared;
 use crate::launch::FINE;
-use crate::options::Case;
+use crate::options::{Case, kept};
 use crate::support::Rng;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
@@ -12,6 +12,20 @@ use sdpa_mpi::{Costs, Ranks, Share, Split};
 
 /// Products of a case, at most.
 const MOST: usize = 1_500_000;
+
+/// One case in so many has positions of rows and keys, or of either.
+const PLACED: u64 = 4;
+
+/// Positions in any order, some before the first key and some beyond all others.
+fn positions(case: &Case, rng: &mut Rng) -> [Option<&'static [&'static [i32]]>; 2] {
+    let mut lists = |len: &dyn Fn(usize) -> usize| {
+        let mut position = |n: usize| if rng.below(20) == 0 { i32::MAX } else { rng.below(n + 4) as i32 - 2 };
+        kept((0..case.batch()).map(|b| (0..len(b)).map(|_| position(case.keys(b))).collect()).collect())
+    };
+    let both = [lists(&|b| case.rows(b)), lists(&|b| case.kv_len(b))];
+    let without = rng.below(4);
+    [0, 1].map(|which| (without != which).then_some(both[which]))
+}
 
 /// Costs by which now one way and now the other is chosen.
 fn costs(rng: &mut Rng) -> Costs {
@@ -24,7 +38,11 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
     let mut moved = [0usize; 2];
     for case in 0..cases {
         let rng = &mut Rng::new(seed * 1_000_033 + case);
-        let mut shared = Shared::of(Case::random(rng, MOST), rng, size);
+        let mut whole = Case::random(rng, MOST);
+        if case % PLACED == PLACED - 1 {
+            whole.positions = positions(&whole, rng);
+        }
+        let mut shared = Shared::of(whole, rng, size);
         // A rank without rows names the options of the call too.
         shared.rows.iter_mut().filter(|rows| rows.is_empty()).for_each(|rows| rows.push(0..0));
         let way = if case % 3 == 2 { Split::Chosen(costs(rng)) } else { Split::Heads };

@@ -7,7 +7,7 @@ use sdpa_mpi::{Error, Merges, Ranks, Step};
 /// Keys of each rank: a whole block.
 const KEYS: usize = 256;
 
-pub(crate) const FAULTS: [Fault; 14] = [
+pub(crate) const FAULTS: [Fault; 16] = [
     fault("step softcap", "settings: rank 1 has Attention", Kind::Said),
     fault("step sinks", "sinks of the step: rank 1 has Some([0.5]), but rank 0 has Some([0.25])", Kind::Said),
     fault("step slopes", "alibi slopes: rank 1 has [0.5], but rank 0 has [0.25]", Kind::Said),
@@ -22,6 +22,12 @@ pub(crate) const FAULTS: [Fault; 14] = [
         "rank 1 refused its part of the call: first key: 255, but must be a multiple of 256",
         Kind::Own,
     ),
+    fault(
+        "step positions",
+        "rank 1 refused its part of the call: row positions: needs a call over all keys",
+        Kind::Own,
+    ),
+    fault("step inputs", "rank 1 refused its part of the call: sinks: needs `Step::sinks`", Kind::Own),
     fault("step output", "rank 1 refused its part of the call: out: value_dim is 7, but v has 8", Kind::Own),
     fault("step late", "waited 3s in vain for rank 1: what it has of the step", Kind::Late),
     fault("step dead", "waited 3s in vain for rank 1: what it has of the step", Kind::Dies),
@@ -54,7 +60,10 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
         "step uneven" if guilty => KEYS - 1,
         _ => rank * KEYS,
     };
-    let step = Step::new(Inputs::cached(q, &cache).alibi(&slopes), first, outputs).sinks(&sinks);
+    let inputs = Inputs::cached(q, &cache).alibi(&slopes);
+    let inputs = if is("step positions") { inputs.row_positions(&[&[3]]) } else { inputs };
+    let inputs = if is("step inputs") { inputs.sinks(&sinks) } else { inputs };
+    let step = Step::new(inputs, first, outputs).sinks(&sinks);
     let step = if is("step merges") { step.merges(Merges::Tree) } else { step };
     let result = ranks.step(&attention, step);
     assert!(result.is_ok() || out.iter().all(|&x| x == 7.0), "outputs were written");

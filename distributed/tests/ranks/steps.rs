@@ -7,7 +7,7 @@ use core::ops::Range;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use sdpa::{
-    Alignment, Attention, Dtype, Exec, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs, View, ViewMut, Window,
+    Alignment, Attention, Dtype, Exec, Inputs, Int4, KeyScales, KvCache, KvShape, Mask, Outputs, View, ViewMut, Window,
 };
 use sdpa_mpi::{Merges, Ranks, Step};
 
@@ -81,25 +81,28 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
         let cuts = cut(keys, size, rng);
         let cache_of = |keys: &Range<usize>| {
             let mut cache = empty(form, [batch, kv_heads], dims);
-            let part = |x: View<'_>| x.rows(keys.clone()).map(|rows| rows.shape()[2]);
-            if part(tensors.k.view()) != Some(0) {
-                let (k, v) = (tensors.k.view(), tensors.v.view());
-                cache
-                    .append(k.rows(keys.clone()).expect("keys"), v.rows(keys.clone()).expect("keys"))
-                    .expect("it fits");
+            if !keys.is_empty() {
+                let [k, v] = [&tensors.k, &tensors.v].map(|x| x.view().rows(keys.clone()).expect("keys"));
+                cache.append(k, v).expect("it fits");
             }
             cache
         };
         let (all, own) = (cache_of(&(0..keys)), cache_of(&cuts[rank]));
         let (q, shape) = (tensors.q.view(), [batch, heads, rows, dims[1]]);
-        let inputs = |cache| {
+        let shown: Option<Vec<bool>> =
+            (rng.below(3) == 0).then(|| (0..rows * keys).map(|_| rng.below(4) > 0).collect());
+        let shown = shown.as_ref().map(|shown| View::bhld(shown, [1, 1, rows, keys]).expect("it fits"));
+        let inputs = |cache, keys: &Range<usize>| {
             let inputs = Inputs::cached(q, cache);
+            let mask = shown.map(|shown| Mask::keep(shown.columns(keys.clone()).expect("keys")));
+            let inputs = mask.map_or(inputs, |mask| inputs.mask(mask));
             if attention.alignment().is_some() { inputs.alibi(&slopes) } else { inputs }
         };
         let (mut expected, mut got) = (Written::new(shape), Written::new(shape));
-        let whole = if with_sinks { inputs(&all).sinks(&sinks) } else { inputs(&all) };
+        let whole = inputs(&all, &(0..keys));
+        let whole = if with_sinks { whole.sinks(&sinks) } else { whole };
         attention.problem(whole, expected.outputs()).expect("a good call").run_once(Exec::serial());
-        let step = Step::new(inputs(&own), cuts[rank].start, got.outputs());
+        let step = Step::new(inputs(&own, &cuts[rank]), cuts[rank].start, got.outputs());
         let step = if with_sinks { step.sinks(&sinks) } else { step };
         let what =
             format!("seed {seed}, case {case}, rank {rank} of {size}: cache {form}, cuts {cuts:?}, {attention:?}");
@@ -107,7 +110,7 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
         assert!(got.bits() == expected.bits(), "{what}");
         // Merged in a tree, up to rounding.
         let mut tree = Written::new(shape);
-        let step = Step::new(inputs(&own), cuts[rank].start, tree.outputs()).merges(Merges::Tree);
+        let step = Step::new(inputs(&own, &cuts[rank]), cuts[rank].start, tree.outputs()).merges(Merges::Tree);
         let step = if with_sinks { step.sinks(&sinks) } else { step };
         ranks.step(&attention, step).unwrap_or_else(|error| panic!("{what}: {error}"));
         for (got, expected) in [(&tree.1, &expected.1), (&tree.2, &expected.2)] {
