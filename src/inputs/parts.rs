@@ -27,6 +27,7 @@ impl<'a> Inputs<'a> {
             (1, Cover::AllKeys) => "one column for all keys".to_owned(),
             (n, Cover::AllKeys) => format!("{n} columns"),
             (n, Cover::FirstKeys) => format!("{n} columns, the rest hidden"),
+            (n, Cover::LastKeys) => format!("{n} columns, of the last keys"),
         };
         let bias = self.bias.map(|Covered { of, cover }| format!("{}, {}", of.dtype(), columns(of.shape()[3], cover)));
         let mask = self.mask.map(|Covered { of, cover }| {
@@ -36,6 +37,7 @@ impl<'a> Inputs<'a> {
         vec![
             ("bias", words(bias)),
             ("mask", words(mask)),
+            ("batch period", words(self.period.map(|period| period.to_string()))),
             ("alibi slopes", words(self.alibi.map(|slopes| format!("{slopes:?}")))),
             ("sinks", words(self.sinks.map(|sinks| format!("{sinks:?}")))),
             ("kv_lens", words(self.kv_lens.map(|lens| format!("{lens:?}")))),
@@ -61,7 +63,13 @@ impl<'a> Inputs<'a> {
     pub fn of_heads(self, heads: Range<usize>, [q, k, v]: [Tensor<'a>; 3]) -> Self {
         // Where there are fewer, the call is refused as one over all heads is.
         let cut = |numbers: &'a [f32]| numbers.get(heads.clone()).unwrap_or(numbers);
-        let some = |all: usize| if all == 1 { 0..1 } else { heads.clone() };
+        let [[_, q_heads, ..], [_, kv_heads, ..], _] = self.shapes();
+        let group = (q_heads / kv_heads.max(1)).max(1);
+        let some = |all: usize| match all {
+            1 => 0..1,
+            all if all == kv_heads && all != q_heads => heads.start / group..heads.end.div_ceil(group),
+            _ => heads.clone(),
+        };
         let (bias, mask) = self.bias_and_mask();
         let bias = bias.map(|bias| bias.heads_in(some(bias.shape()[1])).unwrap_or(bias));
         let mask = mask.map(|mask| mask.heads(some(mask.shape()[1])).unwrap_or(mask));
@@ -84,7 +92,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Replaces the elements of a bias and the bytes of a mask, which else stay what they are: keys to keep or to drop, with
-    /// columns for all keys or for the first. What these inputs do not have is not added.
+    /// columns for all keys, the first or the last. What these inputs do not have is not added.
     ///
     /// ```
     /// use sdpa::{Inputs, Mask, View};
@@ -177,18 +185,18 @@ impl<'a> Inputs<'a> {
             if all != 1 {
                 same(argument, "rows", all, self.q.shape()[2], "q")?;
             }
-            if batch != 1 {
+            if batch != 1 && (all != 1 || self.period != Some(batch)) {
                 same(argument, "batch", batch, if all == 1 { sequences } else { 1 }, "the call")?;
             }
             match (cover, columns) {
-                (Cover::FirstKeys, _) | (_, 1) => Ok(()),
+                (Cover::FirstKeys | Cover::LastKeys, _) | (_, 1) => Ok(()),
                 _ => same(argument, "columns", columns, longest(), "k (keys of the longest sequence)"),
             }
         };
         self.bias.map_or(Ok(()), |Covered { of, cover }| fits("bias", of.shape(), cover))?;
         self.mask.map_or(Ok(()), |Covered { of, cover }| fits("mask", of.view().shape(), cover))?;
-        let of_all = |n: usize, some: Range<usize>| if n == 1 { 0..1 } else { some };
-        let part = |[batch, _, all, _]: [usize; 4]| (of_all(batch, sequence..sequence + 1), of_all(all, rows.clone()));
+        let of_batch = |n: usize| sequence % n.max(1)..sequence % n.max(1) + 1;
+        let part = |[batch, _, all, _]: [usize; 4]| (of_batch(batch), if all == 1 { 0..1 } else { rows.clone() });
         let (bias, mask) = self.bias_and_mask();
         let bias = bias.and_then(|of| {
             let (batch, rows) = part(of.shape());
@@ -200,7 +208,7 @@ impl<'a> Inputs<'a> {
         });
         let kv_lens = self.kv_lens.map(|lens| &lens[sequence..=sequence]);
         let q = self.q.rows_in(rows.clone()).unwrap_or(self.q);
-        Ok(Self { q, kv_lens, ragged: None, ..self.with_bias_and_mask(bias, mask) })
+        Ok(Self { q, kv_lens, ragged: None, period: None, ..self.with_bias_and_mask(bias, mask) })
     }
 
     /// Name of the positions that rows or keys have of their own, if they have any.
@@ -208,10 +216,17 @@ impl<'a> Inputs<'a> {
         self.row_positions.map(|_| "row positions").or(self.key_positions.map(|_| "key positions"))
     }
 
+    /// Name of the bias or mask that has columns for the last keys only, if there is one.
+    fn suffix(&self) -> Option<&'static str> {
+        let covers =
+            [("bias suffix", self.bias.map(|bias| bias.cover)), ("mask suffix", self.mask.map(|mask| mask.cover))];
+        covers.into_iter().find_map(|(argument, cover)| (cover == Some(Cover::LastKeys)).then_some(argument))
+    }
+
     /// Refuses inputs whose keys cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
-            Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.own_positions()),
+            Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.own_positions()).or(self.suffix()),
             Source::Cache(_) => Some("cache"),
             Source::Pages(_) => Some("pages"),
         };

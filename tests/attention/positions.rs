@@ -47,7 +47,7 @@ pub(crate) fn random_positions(rng: &mut Rng, case: &Case) -> Case {
     Case { positions: [given(rows, which != 0), given(keys, which != 1)], ..case }
 }
 
-fn assert_same_full(what: &str, got: &Full, expected: &Full) {
+pub(crate) fn assert_same_full(what: &str, got: &Full, expected: &Full) {
     assert_same_bits(what, &got.out, &expected.out);
     assert_same_bits(what, &got.lse, &expected.lse);
     let others = |full: &Full| full.points.clone().into_iter().chain([full.mass.clone()]).flatten().collect::<Vec<_>>();
@@ -57,7 +57,7 @@ fn assert_same_full(what: &str, got: &Full, expected: &Full) {
 }
 
 /// Half of the cases are of few rows and more than one key block, which split-KV computes.
-fn random_case(rng: &mut Rng, seed: u64) -> Case {
+pub(crate) fn random_case(rng: &mut Rng, seed: u64) -> Case {
     let heads = rng.pick(&[[2, 1], [2, 2], [4, 2]]);
     let mut case = match seed % 2 {
         0 => Case::random(rng, 200_000),

@@ -144,6 +144,31 @@ impl Case {
         Self { k: repeat(&self.k), v: repeat(&self.v), ..self.clone() }
     }
 
+    /// The same call with a bias and a mask of all sequences, query heads, rows and keys.
+    pub fn whole(&self) -> Self {
+        let (rows, keys) = self.longest();
+        let shape = [self.batch(), self.heads(), rows, keys];
+        let all = |x: &Tensor, none: f32| {
+            let [b, h, l, n] = x.shape;
+            Tensor::from_fn(shape, |at| {
+                let column = match (self.suffix, n) {
+                    (true, _) => (at[3] + n).checked_sub(self.kv_len(at[0])),
+                    (false, 1) => Some(0),
+                    (false, _) => Some(at[3]),
+                };
+                let column = column.filter(|&column| column < n);
+                column.map_or(none, |column| x.get([at[0] % b, at[1] / (shape[1] / h), at[2].min(l - 1), column]))
+            })
+        };
+        Self {
+            bias: self.bias.as_ref().map(|x| Rounded::new(&all(&x.wide, 0.0), x.dtype())),
+            mask: self.mask.as_ref().map(|x| x.over(all(&x.tensor, f32::from(x.keep)))),
+            suffix: false,
+            period: None,
+            ..self.clone()
+        }
+    }
+
     /// A keep mask of the shape of the whole call, by position.
     pub fn mask_by(&self, keep: bool, sees: impl Fn([usize; 4]) -> bool) -> MaskData {
         let (rows, keys) = self.longest();
