@@ -5,6 +5,13 @@ use crate::inputs::{Cover, Covered, Inputs, Source};
 use core::ops::Range;
 use sdpa_kernels::{Bound, Mask, Tensor, View};
 
+/// Lengths of the sequences and positions of their keys, in a call over some of the keys.
+#[derive(Debug)]
+pub(crate) struct KeyLists<'a> {
+    lens: Option<Vec<usize>>,
+    positions: Option<Vec<&'a [i32]>>,
+}
+
 /// Need of whatever a state, which has some of the keys, cannot take.
 pub(crate) const WHOLE: &str = "a call over all keys, not a state";
 
@@ -211,11 +218,6 @@ impl<'a> Inputs<'a> {
         Ok(Self { q, kv_lens, ragged: None, period: None, ..self.with_bias_and_mask(bias, mask) })
     }
 
-    /// Name of the positions that rows or keys have of their own, if they have any.
-    pub(crate) fn own_positions(&self) -> Option<&'static str> {
-        self.row_positions.map(|_| "row positions").or(self.key_positions.map(|_| "key positions"))
-    }
-
     /// Name of the bias or mask that has columns for the last keys only, if there is one.
     fn suffix(&self) -> Option<&'static str> {
         let covers =
@@ -226,20 +228,37 @@ impl<'a> Inputs<'a> {
     /// Refuses inputs whose keys cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
-            Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.own_positions()).or(self.suffix()),
+            Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.suffix()),
             Source::Cache(_) => Some("cache"),
             Source::Pages(_) => Some("pages"),
         };
-        refused.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: WHOLE }))
+        refused.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: WHOLE }))?;
+        self.check_row_positions()
     }
 
-    /// Refuses more than `n` keys after the first `before`, if a bias or mask has no columns for them.
+    /// Refuses positions of rows alone, in a call over some of the keys, where keys are not at their own indices.
+    pub(crate) fn check_row_positions(&self) -> Result<(), Error> {
+        let needs = "positions of the keys, too, where keys come in parts";
+        let alone = self.row_positions.is_some() && self.key_positions.is_none();
+        if alone { Err(Error::Needs { argument: "row positions", needs }) } else { Ok(()) }
+    }
+
+    /// Refuses more than `n` keys after the first `before`, if a bias or mask has no columns for them, or they have no positions.
     pub(crate) fn check_columns(&self, before: usize, n: usize) -> Result<(), Error> {
         let columns = |all, cover| (cover == Cover::AllKeys && all != 1).then_some(all);
         let bias = self.bias.and_then(|bias| columns(bias.of.shape()[3], bias.cover));
         let mask = self.mask.and_then(|mask| columns(mask.of.view().shape()[3], mask.cover));
-        let both = [(bias, "the columns of the bias that are left"), (mask, "the columns of the mask that are left")];
-        for (columns, of) in both {
+        let key_len = |(b, list): (usize, &&[i32])| {
+            let len = self.kv_lens.and_then(|lens| lens.get(b));
+            if len.is_some_and(|&len| len <= list.len()) { usize::MAX } else { list.len() }
+        };
+        let positions = self.key_positions.and_then(|all| all.iter().enumerate().map(key_len).min());
+        let all = [
+            (bias, "the columns of the bias that are left"),
+            (mask, "the columns of the mask that are left"),
+            (positions, "the key positions that are left"),
+        ];
+        for (columns, of) in all {
             let limit = columns.map(|all| all.saturating_sub(before));
             if let Some(limit) = limit.filter(|&limit| n > limit) {
                 return Err(Error::Range { argument: "k", what: "rows", got: n, bound: Bound::AtMost, limit, of });
@@ -264,14 +283,22 @@ impl<'a> Inputs<'a> {
         rows.any(|[b, h, l]| keys.clone().any(|j| shows([b, h, l, j])))
     }
 
-    /// Returns the lengths of the sequences, counted from key `before` on, in a call over the `n` keys from there.
-    pub(crate) fn lengths_from(&self, before: usize, n: usize) -> Option<Vec<usize>> {
-        self.kv_lens.map(|lens| lens.iter().map(|len| len.saturating_sub(before).min(n)).collect())
+    /// Returns the lists of a call over the `n` keys from key `before` on.
+    pub(crate) fn lists_from(&self, before: usize, n: usize) -> KeyLists<'a> {
+        let len = |len: usize| len.saturating_sub(before).min(n);
+        let positions = |(b, list): (usize, &&'a [i32])| {
+            let len = len(self.kv_lens.and_then(|lens| lens.get(b)).map_or(list.len(), |&len| len.min(list.len())));
+            &list[before.min(list.len() - len)..][..len]
+        };
+        KeyLists {
+            lens: self.kv_lens.map(|lens| lens.iter().map(|&of| len(of)).collect()),
+            positions: self.key_positions.map(|all| all.iter().enumerate().map(positions).collect()),
+        }
     }
 
-    /// Returns the inputs of a call over some of the keys, `before` keys after the first, whose lengths are
-    /// [`Self::lengths_from`] there. Sinks are left out.
-    pub(crate) fn over(self, [k, v]: [Tensor<'a>; 2], before: usize, lens: Option<&'a [usize]>) -> Self {
+    /// Returns the inputs of a call over some of the keys, `before` keys after the first, whose lists are [`Self::lists_from`]
+    /// there. Sinks are left out.
+    pub(crate) fn over(self, [k, v]: [Tensor<'a>; 2], before: usize, lists: &'a KeyLists<'a>) -> Self {
         let n = k.shape()[2];
         let range = |columns: usize| before.min(columns)..before.saturating_add(n).min(columns);
         let is_one = |columns, cover| columns == 1 && cover == Cover::AllKeys;
@@ -286,6 +313,8 @@ impl<'a> Inputs<'a> {
                 columns => Covered { of: mask.of.with_view(view.columns(range(columns)).unwrap_or(view)), ..mask },
             }
         });
-        Self { source: Source::Tensors { k, v }, bias, mask, kv_lens: lens, sinks: None, ..self }
+        let KeyLists { lens, positions } = lists;
+        let (kv_lens, key_positions) = (lens.as_deref(), positions.as_deref());
+        Self { source: Source::Tensors { k, v }, bias, mask, kv_lens, key_positions, sinks: None, ..self }
     }
 }

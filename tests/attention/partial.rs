@@ -5,7 +5,7 @@ use crate::kv_support::{append_part, empty_cache, every_format};
 use crate::options::{Case, Wanted, check_against_oracle};
 use crate::positions::{assert_same_full, random_case};
 use crate::support::{Rng, assert_same_bits, execs, fewer};
-use sdpa::{Attention, AttnState, BlockTable, Error, Exec, Inputs, Mask, Outputs, Pages, View, ViewMut};
+use sdpa::{Attention, AttnState, BlockTable, Error, Inputs, Mask, Outputs, Pages, View, ViewMut};
 
 #[test]
 fn they_have_the_bits_and_numbers_of_whole_ones() {

@@ -47,6 +47,16 @@ pub(crate) fn random_positions(rng: &mut Rng, case: &Case) -> Case {
     Case { positions: [given(rows, which != 0), given(keys, which != 1)], ..case }
 }
 
+/// Positions that a state takes: of keys, mostly of rows too.
+pub(crate) fn of_state(rng: &mut Rng, case: &Case) -> Case {
+    loop {
+        let case = random_positions(rng, case);
+        if case.positions[1].is_some() {
+            return case;
+        }
+    }
+}
+
 pub(crate) fn assert_same_full(what: &str, got: &Full, expected: &Full) {
     assert_same_bits(what, &got.out, &expected.out);
     assert_same_bits(what, &got.lse, &expected.lse);
@@ -245,10 +255,11 @@ fn positions_that_do_not_fit_are_refused() {
     assert!(text.contains("row positions") && text.contains('1') && text.contains('2'), "{text}");
     let text = words(inputs.key_positions(&[&[0, 1, 2], &[0, 1]]));
     assert!(text.contains("key positions") && text.contains('2') && text.contains('3'), "{text}");
-    for (argument, inputs) in
-        [("row positions", inputs.row_positions(&all)), ("key positions", inputs.key_positions(&all))]
-    {
-        let error = AttnState::from_inputs(Attention::new(), inputs, Exec::default()).expect_err("a state");
-        assert!(matches!(error, Error::Needs { argument: got, .. } if got == argument), "{error}");
-    }
+    let state = |inputs| AttnState::from_inputs(Attention::new(), inputs, Exec::default());
+    let error = state(inputs.row_positions(&all)).expect_err("rows alone");
+    assert!(matches!(error, Error::Needs { argument: "row positions", .. }), "{error}");
+    let mut state = state(inputs.key_positions(&all)).expect("a state");
+    state.push(x, x).expect("as many keys as positions");
+    let text = state.push(x, x).expect_err("more keys").to_string();
+    assert_eq!(text, "k: rows is 3, but must be at most 0, the key positions that are left");
 }

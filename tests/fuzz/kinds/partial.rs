@@ -49,8 +49,9 @@ impl Partial {
         let (period, dtype) = (rng.pick(&periods), rng.pick(&DTYPES));
         let cover = rng.pick(&[Cover::AllKeys, Cover::LastKeys]);
         let shape = |rng: &mut Rng| {
+            let some = rng.below(keys + 1);
             let columns = match cover {
-                Cover::LastKeys => rng.pick(&[keys, keys.min(1), rng.clone().below(keys + 1)]),
+                Cover::LastKeys => rng.pick(&[keys, keys.min(1), some]),
                 _ => rng.pick(&[keys, 1]),
             };
             [rng.pick(&[period, batch, 1]), rng.pick(&[kv_heads, heads, 1]), rng.pick(&[rows, 1]), columns]

@@ -1,7 +1,7 @@
 //! Parts of cases, and other ways to say the same.
 
 use super::elements::Rounded;
-use super::{Case, MaskData};
+use super::{Case, MaskData, kept};
 use crate::support::{Tensor, indices};
 use core::ops::Range;
 use sdpa::Alignment;
@@ -23,7 +23,12 @@ impl Case {
             *to = self.place.batches[from];
         }
         place.first_row += rows.start;
+        let list = |list: &[i32], some: Range<usize>| list[some.start..some.end.min(list.len())].to_vec();
+        let lists = |all: Option<&'static [&'static [i32]]>, some: Range<usize>| {
+            all.map(|all| kept(batches.iter().map(|&b| list(all[b], some.clone())).collect()))
+        };
         Self {
+            positions: [lists(self.positions[0], rows.clone()), lists(self.positions[1], 0..columns)],
             bias: self.bias.as_ref().map(|x| Rounded::new(&cut(&x.wide, batches, rows.clone(), columns), x.dtype())),
             mask: self.mask.as_ref().map(|x| x.over(cut(&x.tensor, batches, rows.clone(), columns))),
             place,

@@ -113,9 +113,9 @@ impl Case {
         let (batch, heads, kv_heads, (rows, keys)) = (self.batch(), self.heads(), self.kv_heads(), self.longest());
         let divisors: Vec<usize> = (1..=batch).filter(|&n| batch.is_multiple_of(n)).collect();
         let (period, suffix) = (rng.pick(&divisors), rng.below(2) == 0);
-        let mut shape = |rng: &mut Rng| {
-            let columns =
-                if suffix { rng.pick(&[keys, 0, 1, rng.below(keys + 1)]) } else { rng.pick(&[keys, keys, 1]) };
+        let shape = |rng: &mut Rng| {
+            let some = rng.below(keys + 1);
+            let columns = if suffix { rng.pick(&[keys, 0, 1, some]) } else { rng.pick(&[keys, keys, 1]) };
             [
                 rng.pick(&[1, period, period, batch]),
                 rng.pick(&[1, kv_heads, kv_heads, heads]),

@@ -112,8 +112,8 @@ impl<'a> Gradients<'a> {
         Self { v: Some(dv.into()), ..self }
     }
 
-    /// Adds the gradient in the bias, in the shape of the bias: summed over all that use an element. That
-    /// of the last keys of sequences that differ in length, if these share it, is added to by one worker at a time.
+    /// Adds the gradient in the bias, in the shape of the bias: summed over all that use an element. If
+    /// sequences that differ in length share a bias of their last keys, one worker at a time computes.
     #[must_use]
     pub fn bias(self, dbias: ViewMut<'a>) -> Self {
         Self { bias: Some(dbias), ..self }

@@ -145,8 +145,7 @@ impl Call<'_> {
         let to = [period.unwrap_or(self.sequence_count()), heads.unwrap_or(self.q.shape()[1]), rows, columns];
         for ((what, got), expected) in ["batch", "heads", "rows", "columns"].into_iter().zip(given).zip(to) {
             let repeats = got == 1 && (what != "columns" || cover == Cover::AllKeys);
-            // More columns than keys: those of the first keys may be.
-            if !repeats && !(what == "columns" && cover == Cover::FirstKeys) {
+            if !repeats {
                 let of = if what == "columns" { self.columns_of() } else { "the call" };
                 same(argument, what, got, expected, of)?;
             }

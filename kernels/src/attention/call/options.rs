@@ -58,8 +58,8 @@ pub struct Ragged<'a> {
     pub k: Option<&'a [usize]>,
 }
 
-/// Bias or mask, and the keys for which it has columns. Batch, heads and rows of 1 are broadcast; heads as many as those of
-/// keys and values are each of the query heads that share one.
+/// Bias or mask, and the keys for which it has columns. Batch, heads and rows of 1 are broadcast; with as many heads as keys and
+/// values have, the query heads that share one of these use its head.
 #[derive(Debug, Clone, Copy)]
 pub struct Covered<T> {
     /// Bias or mask.

@@ -57,11 +57,12 @@ pub(crate) unsafe fn narrow_by_mask<S: Simd>(s: S, rows: &[Columns<u8>], polarit
                 if row.before >= to {
                     continue;
                 }
-                let mut copy = [u8::from(matches!(polarity, Mask::Keep(_))); KEY_BLOCK];
+                let mut copy;
                 let bytes = if row.element == 1 && row.before == 0 {
                     // SAFETY: contiguous columns of the row.
                     unsafe { core::slice::from_raw_parts(row.first, to) }
                 } else {
+                    copy = [u8::from(matches!(polarity, Mask::Keep(_))); KEY_BLOCK];
                     for (j, byte) in copy.iter_mut().enumerate().take(to).skip(from.max(row.before)) {
                         // SAFETY: `before <= j < row.len`.
                         *byte = unsafe { row.get(j) };
