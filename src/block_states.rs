@@ -62,8 +62,8 @@ impl BlockStates {
     ///
     /// # Errors
     /// As [`Attention::problem`]; [`Error::Multiple`] if `first` is no multiple of 256; [`Error::Range`] if more rows share a
-    /// key/value head than one task holds (128, fewer for long heads); [`Error::Needs`] for dropout, positions of rows or keys, and for
-    /// [`Alignment::BottomRight`], which needs the number of all keys; [`Error::Memory`]. There are no states then.
+    /// key/value head than one task holds (128, fewer for long heads); [`Error::Needs`] for dropout, for positions of rows but not
+    /// of keys, and for [`Alignment::BottomRight`], which needs the number of all keys; [`Error::Memory`]. There are no states then.
     pub fn compute(
         &mut self,
         attention: &Attention,
@@ -72,10 +72,10 @@ impl BlockStates {
         exec: Exec,
     ) -> Result<(), Error> {
         self.value_dim = 0;
-        let attention = over_keys_from(first, attention)?;
-        if let Some(argument) = inputs.own_positions() {
-            return Err(Error::Needs { argument, needs: "a call over all keys" });
-        }
+        let by_order = over_keys_from(first, attention)?;
+        inputs.check_row_positions()?;
+        // Positions of their own are among all keys.
+        let attention = if inputs.key_positions.is_some() { *attention } else { by_order };
         let (call, shape) = attention.call_alone(&inputs)?;
         let problem = Problem { call, outputs: Outputs::NONE, shape };
         let plan = Plan::of_blocks(&problem, exec);

@@ -26,7 +26,8 @@ pub enum Cause {
     KeyHeads,
     /// The size is the `head_dim` of q; it should be `value_dim`.
     HeadDim,
-    /// A bias or mask covers the first keys only; `bias_prefix` and `mask_prefix` take those.
+    /// A bias or mask covers fewer keys; `bias_prefix` and `mask_prefix` take those of the first, `bias_suffix` and
+    /// `mask_suffix` of the last.
     FirstKeys,
     /// Lengths are given where cumulative lengths are expected.
     Lengths,
@@ -51,7 +52,10 @@ impl fmt::Display for Cause {
             ),
             Self::KeyHeads => f.write_str("that is the number of key/value heads, and query heads count here"),
             Self::HeadDim => f.write_str("that is the head_dim of q, and results are as long as values"),
-            Self::FirstKeys => f.write_str("mask_prefix and bias_prefix take fewer columns and hide the other keys"),
+            Self::FirstKeys => f.write_str(
+                "mask_prefix and bias_prefix take fewer columns and hide the other keys, mask_suffix and bias_suffix those \
+                 of the last keys",
+            ),
             Self::Begin => f.write_str("cumulative lengths begin with 0"),
             Self::End { of, rows } => write!(f, "the last one is the number of rows of {of}, {rows}"),
             Self::Lengths => {

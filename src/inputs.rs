@@ -7,7 +7,7 @@ use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::Shape;
 pub(crate) use check::cumulative;
-pub(crate) use parts::WHOLE;
+pub(crate) use parts::{KeyLists, WHOLE};
 use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, Tensor};
 
 /// Tensors that a call reads: queries, keys and values, and those that options add.
@@ -26,6 +26,7 @@ pub struct Inputs<'a> {
     source: Source<'a>,
     pub(crate) bias: Option<Covered<Tensor<'a>>>,
     pub(crate) mask: Option<Covered<Mask<'a>>>,
+    pub(crate) period: Option<usize>,
     pub(crate) alibi: Option<&'a [f32]>,
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) kv_lens: Option<&'a [usize]>,
@@ -80,6 +81,7 @@ impl<'a> Inputs<'a> {
             source,
             bias: None,
             mask: None,
+            period: None,
             alibi: None,
             sinks: None,
             kv_lens: None,
@@ -141,8 +143,9 @@ impl<'a> Inputs<'a> {
     }
 
     /// Adds a bias of any element type to the scores, after softcap; −∞ hides the key. Shape
-    /// `[batch, heads, q_len, kv_len]`; dimensions of 1 are broadcast. 16-bit elements are widened in registers: results
-    /// have the bits that an `f32` bias of the same numbers gives.
+    /// `[batch, heads, q_len, kv_len]`; dimensions of 1 are broadcast. A bias with as many heads as keys and values is by these:
+    /// the query heads that share one use its head. 16-bit elements are widened in registers: results have the bits that an
+    /// `f32` bias of the same numbers gives.
     #[must_use]
     pub fn bias(self, bias: impl Into<Tensor<'a>>) -> Self {
         Self { bias: Some(Covered { of: bias.into(), cover: Cover::AllKeys }), ..self }
@@ -153,6 +156,14 @@ impl<'a> Inputs<'a> {
     #[must_use]
     pub fn bias_prefix(self, bias: impl Into<Tensor<'a>>) -> Self {
         Self { bias: Some(Covered { of: bias.into(), cover: Cover::FirstKeys }), ..self }
+    }
+
+    /// Adds a bias with columns for the last keys of each sequence only, by its own length: its last column is for the last key.
+    /// Keys before those of its first column have no bias; columns before the first key are not used. At most as many columns
+    /// as keys; batch, heads and rows as for [`Self::bias`]. States refuse it.
+    #[must_use]
+    pub fn bias_suffix(self, bias: impl Into<Tensor<'a>>) -> Self {
+        Self { bias: Some(Covered { of: bias.into(), cover: Cover::LastKeys }), ..self }
     }
 
     /// Sets a mask of the keys that each row may see; shapes as for [`Self::bias`].
@@ -166,6 +177,45 @@ impl<'a> Inputs<'a> {
     #[must_use]
     pub fn mask_prefix(self, mask: Mask<'a>) -> Self {
         Self { mask: Some(Covered { of: mask, cover: Cover::FirstKeys }), ..self }
+    }
+
+    /// Sets a mask with columns for the last keys of each sequence only, as [`Self::bias_suffix`] takes a bias: keys before are
+    /// visible, as far as other rules show them.
+    ///
+    /// ```
+    /// use sdpa::{Attention, Inputs, Mask, Outputs, View, ViewMut};
+    /// // A context of three keys that both rows see, then two drafted tokens that see themselves alone.
+    /// let (q, k, v, own) = ([0.0; 2], [0.0; 5], [1.0, 2.0, 3.0, 6.0, 10.0], [true, false, false, true]);
+    /// let (k, v) = (View::bhld(&k, [1, 1, 5, 1])?, View::bhld(&v, [1, 1, 5, 1])?);
+    /// let mut out = [0.0; 2];
+    /// let inputs = Inputs::new(View::bhld(&q, [1, 1, 2, 1])?, k, v);
+    /// let inputs = inputs.mask_suffix(Mask::keep(View::bhld(&own, [1, 1, 2, 2])?));
+    /// sdpa::attention(&Attention::new(), inputs, Outputs::new(ViewMut::bhld(&mut out, [1, 1, 2, 1])?))?;
+    /// assert_eq!(out, [3.0, 4.0]); // means of 1 2 3 6, and of 1 2 3 10
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    #[must_use]
+    pub fn mask_suffix(self, mask: Mask<'a>) -> Self {
+        Self { mask: Some(Covered { of: mask, cover: Cover::LastKeys }), ..self }
+    }
+
+    /// Sets the number of sequences after which biases and masks repeat: of those with a batch of `period`, sequence `b` uses
+    /// entry `b` mod `period`. The batch, or number of sequences, must be a multiple of it.
+    ///
+    /// ```
+    /// use sdpa::{Attention, Inputs, Mask, Outputs, View, ViewMut};
+    /// // Two images of two windows each, with a mask for each window (as in a Swin transformer).
+    /// let (x, v) = ([0.0; 8], [1.0, 3.0, 1.0, 3.0, 5.0, 7.0, 5.0, 7.0]);
+    /// let (x, v) = (View::bhld(&x, [4, 1, 2, 1])?, View::bhld(&v, [4, 1, 2, 1])?);
+    /// let (windows, mut out) = ([true, true, false, true], [0.0; 8]);
+    /// let inputs = Inputs::new(x, x, v).mask(Mask::keep(View::bhld(&windows, [2, 1, 1, 2])?)).batch_period(2);
+    /// sdpa::attention(&Attention::new(), inputs, Outputs::new(ViewMut::bhld(&mut out, [4, 1, 2, 1])?))?;
+    /// assert_eq!(out, [2.0, 2.0, 3.0, 3.0, 6.0, 6.0, 7.0, 7.0]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    #[must_use]
+    pub fn batch_period(self, period: usize) -> Self {
+        Self { period: Some(period), ..self }
     }
 
     /// Sets ALiBi slopes, `[heads]`, one per query head: −slope·|p − j| is added to the score of a row at position p
@@ -244,7 +294,9 @@ impl<'a> Inputs<'a> {
     /// A causal mask or window is then no range of keys: each pair of a row and a key is tested in blocks of 256 keys that are
     /// partly hidden; blocks whose least and greatest positions show that no row sees a key are skipped. A plan counts
     /// all keys as visible, and few rows under a causal mask do not share the reading of a common prefix. Rows or keys with
-    /// positions are refused by states, by a sliding cache that has evicted keys, and by the unfused baseline.
+    /// positions are refused by a sliding cache that has evicted keys, and by the unfused baseline; states take positions of all
+    /// keys that will come. A packed or padded text has the bits of the text alone if its keys have the same places in their
+    /// blocks of 256, as behind padding of 256 keys; else sums are taken in another order.
     ///
     /// ```
     /// use sdpa::{Attention, Inputs, Outputs, View, ViewMut};

@@ -119,9 +119,9 @@ impl<'a> AttnState<'a> {
     /// As [`Self::read`].
     pub fn check(&self, outputs: &Outputs<'_>) -> Result<(), Error> {
         outputs.check_for_state()?;
-        let lens = self.call.inputs.lengths_from(self.before(), 0);
+        let lists = self.call.inputs.lists_from(self.before(), 0);
         let keys = [self.waiting_k.first(0)?, self.waiting_v.first(0)?];
-        let (attention, inputs) = self.call.over(keys, self.before(), lens.as_deref());
+        let (attention, inputs) = self.call.over(keys, self.before(), &lists);
         attention.call_with_outputs(&inputs, outputs).map(|_| ())
     }
 
@@ -157,9 +157,9 @@ impl<'a> AttnState<'a> {
     ) -> Result<(), Error> {
         outputs.check_for_state()?;
         let [b, h, rows, _] = self.call.inputs.q.shape();
-        let lens = self.call.inputs.lengths_from(self.before(), self.waiting);
+        let lists = self.call.inputs.lists_from(self.before(), self.waiting);
         let keys = [self.waiting_k.first(self.waiting)?, self.waiting_v.first(self.waiting)?];
-        let (attention, mut inputs) = self.call.over(keys, self.before(), lens.as_deref());
+        let (attention, mut inputs) = self.call.over(keys, self.before(), &lists);
         if let Some(sinks) = self.call.inputs.sinks {
             inputs = inputs.sinks(sinks);
         }
@@ -185,8 +185,8 @@ impl<'a> AttnState<'a> {
         let none = |dim| View::<f32>::bhld(&[], [b, self.call.kv_heads, 0, dim]).map(Tensor::from);
         let [k, v] = keys.unwrap_or([none(dim)?, none(self.call.value_dim)?]);
         let (n, shift) = (k.shape()[2], self.call.shift(self.before()));
-        let lens = self.call.inputs.lengths_from(self.before(), n);
-        let (attention, mut inputs) = self.call.over([k, v], self.before(), lens.as_deref());
+        let lists = self.call.inputs.lists_from(self.before(), n);
+        let (attention, mut inputs) = self.call.over([k, v], self.before(), &lists);
         if let (Some(sinks), None) = (self.call.inputs.sinks, keys) {
             inputs = inputs.sinks(sinks);
         }

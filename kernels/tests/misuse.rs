@@ -191,11 +191,13 @@ fn calls_that_do_not_fit_together_are_refused() {
     {
         assert!(refused_with(Options { ragged: Some(Ragged { q, k }), ..none }), "{q:?} {k:?}");
     }
-    for cover in [Cover::AllKeys, Cover::FirstKeys] {
+    for cover in [Cover::AllKeys, Cover::FirstKeys, Cover::LastKeys] {
         let bias = |shape| Some(Covered { of: tensor(shape).into(), cover });
         assert!(!refused_with(Options { bias: bias([1, 4, 1, 5]), ..none }));
+        assert!(!refused_with(Options { bias: bias([3, 2, 1, 5]), period: Some(3), ..none }));
+        assert!(refused_with(Options { bias: bias([0, 2, 1, 5]), period: Some(0), ..none }));
         assert_eq!(refused_with(Options { bias: bias([1, 4, 1, 4]), ..none }), cover == Cover::AllKeys);
-        for shape in [[3, 4, 3, 5], [2, 2, 3, 5], [2, 4, 2, 5], [2, 4, 3, 6], [0, 4, 3, 5]] {
+        for shape in [[3, 4, 3, 5], [2, 3, 3, 5], [2, 4, 2, 5], [2, 4, 3, 6], [0, 4, 3, 5]] {
             assert!(refused_with(Options { bias: bias(shape), ..none }), "{shape:?}");
         }
     }

@@ -6,7 +6,7 @@ use crate::backward::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::backward::problem::BackwardProblem;
 use crate::backward::run::{BackwardPlan, BackwardWorkspace, no_memory};
 use crate::error::Error;
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, KeyLists};
 use crate::state::parted_call::{PartedCall, check_room};
 use crate::threads::exec::Exec;
 use crate::threads::run::Run;
@@ -71,8 +71,8 @@ impl<'a> BackwardState<'a> {
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
         let mut state = Self { call, saved, exec, first_row: 0, keys: 0, workspace: BackwardWorkspace::new() };
-        let lens = inputs.lengths_from(0, 0);
-        let (attention, inputs) = state.at_end(0, lens.as_deref())?;
+        let lists = inputs.lists_from(0, 0);
+        let (attention, inputs) = state.at_end(0, &lists)?;
         let BackwardProblem { call, shape, .. } = attention.backward(inputs, saved, Gradients::new())?;
         if state.workspace.memory.try_begin(&call) { Ok(state) } else { Err(no_memory(&shape)) }
     }
@@ -93,8 +93,8 @@ impl<'a> BackwardState<'a> {
         if mods.score.is_given() && !self.call.inputs.q.shape().contains(&0) {
             mods.score.derivative(0.0, at).ok_or(NO_DERIVATIVE)?;
         }
-        let lens = self.call.inputs.lengths_from(0, 0);
-        let (attention, inputs) = self.at_end(0, lens.as_deref())?;
+        let lists = self.call.inputs.lists_from(0, 0);
+        let (attention, inputs) = self.at_end(0, &lists)?;
         mods.mask.fits(&attention.backward(inputs, self.saved, Gradients::new())?.call.facts())?;
         Ok(Self { call: self.call.mods(mods)?, ..self })
     }
@@ -189,8 +189,8 @@ impl<'a> BackwardState<'a> {
         if n == 0 {
             return Ok(());
         }
-        let lens = self.call.inputs.lengths_from(self.keys, n);
-        let (attention, inputs) = self.call.over(keys, self.keys, lens.as_deref());
+        let lists = self.call.inputs.lists_from(self.keys, n);
+        let (attention, inputs) = self.call.over(keys, self.keys, &lists);
         let problem = attention.backward(inputs, self.saved, gradients)?;
         self.run(BackwardProblem {
             part: Part::Keys { first_row: self.first_row, sums: sums.parts_mut() },
@@ -233,8 +233,8 @@ impl<'a> BackwardState<'a> {
     /// As [`Self::write`].
     pub fn check(&self, gradients: &Gradients<'_>) -> Result<(), Error> {
         check_for_rows(gradients)?;
-        let lens = self.call.inputs.lengths_from(0, 0);
-        let (attention, inputs) = self.at_end(0, lens.as_deref())?;
+        let lists = self.call.inputs.lists_from(0, 0);
+        let (attention, inputs) = self.at_end(0, &lists)?;
         attention.checked_backward(&inputs, &self.saved, gradients).map(|_| ())
     }
 
@@ -246,20 +246,20 @@ impl<'a> BackwardState<'a> {
     /// [`KeyGradientSums::write`] writes, and of a bias, which [`Self::push_biased`] does. Gradients are then untouched.
     pub fn write(mut self, gradients: Gradients<'_>) -> Result<(), Error> {
         check_for_rows(&gradients)?;
-        let lens = self.call.inputs.lengths_from(0, self.keys);
-        let (attention, inputs) = self.at_end(self.keys, lens.as_deref())?;
+        let lists = self.call.inputs.lists_from(0, self.keys);
+        let (attention, inputs) = self.at_end(self.keys, &lists)?;
         let problem = attention.backward(inputs, self.saved, gradients)?;
         self.run(BackwardProblem { part: Part::End { first_row: self.first_row }, ..problem })
     }
 
     /// Returns the settings and inputs of a call over `keys` keys of which no number counts.
-    fn at_end<'k>(&self, keys: usize, lens: Option<&'k [usize]>) -> Result<(Attention, Inputs<'k>), Error>
+    fn at_end<'k>(&self, keys: usize, lists: &'k KeyLists<'k>) -> Result<(Attention, Inputs<'k>), Error>
     where
         'a: 'k,
     {
         let [batch, _, _, dim] = self.call.inputs.q.shape();
         let of = |dim| View::from_strides(&[0.0f32], 0, [batch, self.call.kv_heads, keys, dim], [0; 4]);
-        let (attention, inputs) = self.call.over([of(dim)?.into(), of(self.call.value_dim)?.into()], 0, lens);
+        let (attention, inputs) = self.call.over([of(dim)?.into(), of(self.call.value_dim)?.into()], 0, lists);
         Ok((attention, self.call.inputs.sinks.map_or(inputs, |sinks| inputs.sinks(sinks))))
     }
 

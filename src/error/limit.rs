@@ -23,6 +23,10 @@ pub(crate) const fn exactly(limit: usize, of: &'static str) -> Limit {
     Limit { bound: Bound::Exactly, limit, of }
 }
 
+pub(crate) const fn multiple_of(limit: usize, of: &'static str) -> Limit {
+    Limit { bound: Bound::MultipleOf, limit, of }
+}
+
 impl Limit {
     /// Returns [`Error::Range`] unless `got`, the size `what` of an argument, meets the limit.
     pub(crate) fn check(self, argument: &'static str, what: &'static str, got: usize) -> Result<(), Error> {

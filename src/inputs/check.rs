@@ -12,10 +12,10 @@ impl<'a> Inputs<'a> {
         if let Source::Tensors { k, v } = self.source {
             tensors_fit(self.q.shape(), k.shape(), v.shape())?;
         }
-        let Self { q, bias, mask, alibi, sinks, kv_lens, ragged, row_positions, key_positions, .. } = *self;
+        let Self { q, bias, mask, period, alibi, sinks, kv_lens, ragged, row_positions, key_positions, .. } = *self;
         let sequences = self.sequences;
         let lists = Options { kv_lens, ragged, sources: sequences, row_positions, key_positions, ..Options::default() };
-        let options = Options { bias, alibi, mask, sinks, ..lists };
+        let options = Options { bias, alibi, mask, period, sinks, ..lists };
         let (kv, scale, visible, alignment) = (self.key_values()?, 1.0, Visible::default(), Alignment::TopLeft);
         let call = Call { q, kv, scale, visible, alignment, options, precision: Precision::Exact };
         call.inputs_fit().map_err(|misfit| match (misfit.argument, ragged) {

@@ -5,6 +5,13 @@ use crate::inputs::{Cover, Covered, Inputs, Source};
 use core::ops::Range;
 use sdpa_kernels::{Bound, Mask, Ragged, Tensor, View};
 
+/// Lengths of the sequences and positions of their keys, in a call over some of the keys.
+#[derive(Debug)]
+pub(crate) struct KeyLists<'a> {
+    lens: Option<Vec<usize>>,
+    positions: Option<Vec<&'a [i32]>>,
+}
+
 /// Need of whatever a state, which has some of the keys, cannot take.
 pub(crate) const WHOLE: &str = "a call over all keys, not a state";
 
@@ -27,6 +34,7 @@ impl<'a> Inputs<'a> {
             (1, Cover::AllKeys) => "one column for all keys".to_owned(),
             (n, Cover::AllKeys) => format!("{n} columns"),
             (n, Cover::FirstKeys) => format!("{n} columns, the rest hidden"),
+            (n, Cover::LastKeys) => format!("{n} columns, of the last keys"),
         };
         let bias = self.bias.map(|Covered { of, cover }| format!("{}, {}", of.dtype(), columns(of.shape()[3], cover)));
         let mask = self.mask.map(|Covered { of, cover }| {
@@ -36,6 +44,7 @@ impl<'a> Inputs<'a> {
         vec![
             ("bias", words(bias)),
             ("mask", words(mask)),
+            ("batch period", words(self.period.map(|period| period.to_string()))),
             ("alibi slopes", words(self.alibi.map(|slopes| format!("{slopes:?}")))),
             ("sinks", words(self.sinks.map(|sinks| format!("{sinks:?}")))),
             ("kv_lens", words(self.kv_lens.map(|lens| format!("{lens:?}")))),
@@ -61,7 +70,13 @@ impl<'a> Inputs<'a> {
     pub fn of_heads(self, heads: Range<usize>, [q, k, v]: [Tensor<'a>; 3]) -> Self {
         // Where there are fewer, the call is refused as one over all heads is.
         let cut = |numbers: &'a [f32]| numbers.get(heads.clone()).unwrap_or(numbers);
-        let some = |all: usize| if all == 1 { 0..1 } else { heads.clone() };
+        let [[_, q_heads, ..], [_, kv_heads, ..], _] = self.shapes();
+        let group = (q_heads / kv_heads.max(1)).max(1);
+        let some = |all: usize| match all {
+            1 => 0..1,
+            all if all == kv_heads && all != q_heads => heads.start / group..heads.end.div_ceil(group),
+            _ => heads.clone(),
+        };
         let (bias, mask) = self.bias_and_mask();
         let bias = bias.map(|bias| bias.heads_in(some(bias.shape()[1])).unwrap_or(bias));
         let mask = mask.map(|mask| mask.heads(some(mask.shape()[1])).unwrap_or(mask));
@@ -84,7 +99,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Replaces the elements of a bias and the bytes of a mask, which else stay what they are: keys to keep or to drop, with
-    /// columns for all keys or for the first. What these inputs do not have is not added.
+    /// columns for all keys, the first or the last. What these inputs do not have is not added.
     ///
     /// ```
     /// use sdpa::{Inputs, Mask, View};
@@ -164,8 +179,8 @@ impl<'a> Inputs<'a> {
             Source::Tensors { k, v } => Source::Tensors { k: of_tensor(k), v: of_tensor(v) },
             source => source,
         };
-        let of_all = |n: usize, some: Range<usize>| if n == 1 { 0..1 } else { some };
-        let part = |[batch, _, all, _]: [usize; 4]| (of_all(batch, one.clone()), of_all(all, rows.clone()));
+        let of_batch = |n: usize| sequence % n.max(1)..sequence % n.max(1) + 1;
+        let part = |[batch, _, all, _]: [usize; 4]| (of_batch(batch), if all == 1 { 0..1 } else { rows.clone() });
         let (bias, mask) = self.bias_and_mask();
         let bias = bias.and_then(|of| {
             let (batch, rows) = part(of.shape());
@@ -181,7 +196,7 @@ impl<'a> Inputs<'a> {
         let (row_positions, key_positions) = (self.row_positions.map(list), self.key_positions.map(list));
         let (q, all) = (of_tensor(self.q), self.with_bias_and_mask(bias, mask));
         let q = q.rows_in(rows.clone()).unwrap_or(q);
-        Ok(Self { q, source, kv_lens, row_positions, key_positions, ragged: None, ..all })
+        Ok(Self { q, source, kv_lens, row_positions, key_positions, ragged: None, period: None, ..all })
     }
 
     /// Refuses a sequence or rows that are not there, and lengths, biases and masks that do not fit them.
@@ -215,11 +230,12 @@ impl<'a> Inputs<'a> {
             if all != 1 {
                 same(argument, "rows", all, all_rows, "q")?;
             }
-            if batch != 1 {
-                same(argument, "batch", batch, if all == 1 || ends.is_none() { sequences } else { 1 }, "the call")?;
+            let of_sequences = all == 1 || ends.is_none();
+            if batch != 1 && !(of_sequences && self.period == Some(batch)) {
+                same(argument, "batch", batch, if of_sequences { sequences } else { 1 }, "the call")?;
             }
             match (ends, cover, columns) {
-                (None, ..) | (_, Cover::FirstKeys, _) | (_, _, 1) => Ok(()),
+                (None, ..) | (_, Cover::FirstKeys | Cover::LastKeys, _) | (_, _, 1) => Ok(()),
                 (Some(ends), ..) => {
                     same(argument, "columns", columns, longest(ends), "k (keys of the longest sequence)")
                 }
@@ -229,28 +245,47 @@ impl<'a> Inputs<'a> {
         Ok(self.mask.map_or(Ok(()), |Covered { of, cover }| fits("mask", of.view().shape(), cover))?)
     }
 
-    /// Name of the positions that rows or keys have of their own, if they have any.
-    pub(crate) fn own_positions(&self) -> Option<&'static str> {
-        self.row_positions.map(|_| "row positions").or(self.key_positions.map(|_| "key positions"))
+    /// Name of the bias or mask that has columns for the last keys only, if there is one.
+    fn suffix(&self) -> Option<&'static str> {
+        let covers =
+            [("bias suffix", self.bias.map(|bias| bias.cover)), ("mask suffix", self.mask.map(|mask| mask.cover))];
+        covers.into_iter().find_map(|(argument, cover)| (cover == Some(Cover::LastKeys)).then_some(argument))
     }
 
     /// Refuses inputs whose keys cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
-            Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.own_positions()),
+            Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.suffix()),
             Source::Cache(_) => Some("cache"),
             Source::Pages(_) => Some("pages"),
         };
-        refused.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: WHOLE }))
+        refused.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: WHOLE }))?;
+        self.check_row_positions()
     }
 
-    /// Refuses more than `n` keys after the first `before`, if a bias or mask has no columns for them.
+    /// Refuses positions of rows alone, in a call over some of the keys, where keys are not at their own indices.
+    pub(crate) fn check_row_positions(&self) -> Result<(), Error> {
+        let needs = "positions of the keys, too, where keys come in parts";
+        let alone = self.row_positions.is_some() && self.key_positions.is_none();
+        if alone { Err(Error::Needs { argument: "row positions", needs }) } else { Ok(()) }
+    }
+
+    /// Refuses more than `n` keys after the first `before`, if a bias or mask has no columns for them, or they have no positions.
     pub(crate) fn check_columns(&self, before: usize, n: usize) -> Result<(), Error> {
         let columns = |all, cover| (cover == Cover::AllKeys && all != 1).then_some(all);
         let bias = self.bias.and_then(|bias| columns(bias.of.shape()[3], bias.cover));
         let mask = self.mask.and_then(|mask| columns(mask.of.view().shape()[3], mask.cover));
-        let both = [(bias, "the columns of the bias that are left"), (mask, "the columns of the mask that are left")];
-        for (columns, of) in both {
+        let key_len = |(b, list): (usize, &&[i32])| {
+            let len = self.kv_lens.and_then(|lens| lens.get(b));
+            if len.is_some_and(|&len| len <= list.len()) { usize::MAX } else { list.len() }
+        };
+        let positions = self.key_positions.and_then(|all| all.iter().enumerate().map(key_len).min());
+        let all = [
+            (bias, "the columns of the bias that are left"),
+            (mask, "the columns of the mask that are left"),
+            (positions, "the key positions that are left"),
+        ];
+        for (columns, of) in all {
             let limit = columns.map(|all| all.saturating_sub(before));
             if let Some(limit) = limit.filter(|&limit| n > limit) {
                 return Err(Error::Range { argument: "k", what: "rows", got: n, bound: Bound::AtMost, limit, of });
@@ -275,14 +310,22 @@ impl<'a> Inputs<'a> {
         rows.any(|[b, h, l]| keys.clone().any(|j| shows([b, h, l, j])))
     }
 
-    /// Returns the lengths of the sequences, counted from key `before` on, in a call over the `n` keys from there.
-    pub(crate) fn lengths_from(&self, before: usize, n: usize) -> Option<Vec<usize>> {
-        self.kv_lens.map(|lens| lens.iter().map(|len| len.saturating_sub(before).min(n)).collect())
+    /// Returns the lists of a call over the `n` keys from key `before` on.
+    pub(crate) fn lists_from(&self, before: usize, n: usize) -> KeyLists<'a> {
+        let len = |len: usize| len.saturating_sub(before).min(n);
+        let positions = |(b, list): (usize, &&'a [i32])| {
+            let len = len(self.kv_lens.and_then(|lens| lens.get(b)).map_or(list.len(), |&len| len.min(list.len())));
+            &list[before.min(list.len() - len)..][..len]
+        };
+        KeyLists {
+            lens: self.kv_lens.map(|lens| lens.iter().map(|&of| len(of)).collect()),
+            positions: self.key_positions.map(|all| all.iter().enumerate().map(positions).collect()),
+        }
     }
 
-    /// Returns the inputs of a call over some of the keys, `before` keys after the first, whose lengths are
-    /// [`Self::lengths_from`] there. Sinks are left out.
-    pub(crate) fn over(self, [k, v]: [Tensor<'a>; 2], before: usize, lens: Option<&'a [usize]>) -> Self {
+    /// Returns the inputs of a call over some of the keys, `before` keys after the first, whose lists are [`Self::lists_from`]
+    /// there. Sinks are left out.
+    pub(crate) fn over(self, [k, v]: [Tensor<'a>; 2], before: usize, lists: &'a KeyLists<'a>) -> Self {
         let n = k.shape()[2];
         let range = |columns: usize| before.min(columns)..before.saturating_add(n).min(columns);
         let is_one = |columns, cover| columns == 1 && cover == Cover::AllKeys;
@@ -297,6 +340,8 @@ impl<'a> Inputs<'a> {
                 columns => Covered { of: mask.of.with_view(view.columns(range(columns)).unwrap_or(view)), ..mask },
             }
         });
-        Self { source: Source::Tensors { k, v }, bias, mask, kv_lens: lens, sinks: None, ..self }
+        let KeyLists { lens, positions } = lists;
+        let (kv_lens, key_positions) = (lens.as_deref(), positions.as_deref());
+        Self { source: Source::Tensors { k, v }, bias, mask, kv_lens, key_positions, sinks: None, ..self }
     }
 }

@@ -191,7 +191,10 @@ impl<T: Real, S: ScoreMod> Call<'_, T, S> {
         let lengths = [lengths.0, lengths.1];
         let at = Position { key: j, ..at_position(at, position(self.attention, lengths, at.row)) };
         let ahead = ahead(self.attention, inputs, lengths, at);
-        let bias = inputs.bias.and_then(|Covered { of, cover }| of.get(entry(at, of.shape(), cover, j))).unwrap_or(0.0);
+        let bias = inputs
+            .bias
+            .and_then(|Covered { of, cover }| of.get(entry(of.shape(), cover, at, self.shape.heads, lengths[1])?));
+        let bias = bias.unwrap_or(0.0);
         let slope = T::from(inputs.alibi.map_or(0.0, |slopes| slopes[at.head]));
         let score = capped + T::from(bias) - slope * T::from(ahead.unsigned_abs() as f32);
         let here = with_key(self.attention, inputs, lengths, at);
@@ -204,8 +207,9 @@ impl<T: Real, S: ScoreMod> Call<'_, T, S> {
         let here = Position { key: j, ..at };
         let distance = ahead(self.attention, self.inputs, [q_len, kv_len], here).unsigned_abs();
         all.slopes[at.head] = all.slopes[at.head] - ds * T::from(distance as f32);
-        if let Some(Covered { of, cover }) = self.inputs.bias {
-            let [b, h, l, c] = entry(at, of.shape(), cover, j);
+        if let Some(Covered { of, cover }) = self.inputs.bias
+            && let Some([b, h, l, c]) = entry(of.shape(), cover, here, self.shape.heads, kv_len)
+        {
             let [_, heads, rows, columns] = of.shape();
             let element = &mut all.bias[((b * heads + h) * rows + l) * columns + c];
             *element = *element + ds;

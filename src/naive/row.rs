@@ -102,11 +102,22 @@ pub(super) fn dropout_factor<T: Real>(attention: &Attention, at: Position, heads
         .map_or(T::from(1.0), |dropout| T::from(if dropout.keeps(at, heads) { dropout.factor() } else { 0.0 }))
 }
 
-/// Returns the index of a row's entry for key `j` in a bias or mask, which is broadcast along dimensions of 1. With
-/// [`Cover::FirstKeys`], a missing column hides its key.
-pub(super) fn entry(at: Position, [b, h, l, columns]: [usize; 4], cover: Cover, j: usize) -> [usize; 4] {
-    let j = if cover == Cover::AllKeys && columns == 1 { 0 } else { j };
-    [at.batch.min(b - 1), at.head.min(h - 1), at.row.min(l - 1), j]
+/// Returns the index of the entry for a row and key in a bias or mask of this shape; `None` if it leaves the key as it is. With
+/// [`Cover::FirstKeys`], a missing column hides its key. Fewer sequences than the call has repeat, and fewer heads each serve
+/// as many of its `heads` query heads.
+pub(super) fn entry(
+    [b, h, l, columns]: [usize; 4],
+    cover: Cover,
+    at: Position,
+    heads: usize,
+    kv_len: usize,
+) -> Option<[usize; 4]> {
+    let column = match cover {
+        Cover::AllKeys if columns == 1 => 0,
+        Cover::AllKeys | Cover::FirstKeys => at.key,
+        Cover::LastKeys => (at.key + columns).checked_sub(kv_len)?,
+    };
+    Some([at.batch % b, at.head / (heads / h), at.row.min(l - 1), column])
 }
 
 /// Returns the scores of every key at the first three points of [`Answer`]: raw, softcapped, masked.
@@ -143,14 +154,16 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
         };
         let window = attention.visible.window.is_none_or(|w| w.sees(ahead) || first(w.kept_first()));
         let causal = attention.visible.causality == Causality::Full || ahead >= 0;
-        let bias = inputs
-            .bias
-            .map_or(0.0, |Covered { of, cover }| of.get(entry(at, of.shape(), cover, j)).unwrap_or(f32::NEG_INFINITY));
-        let masked = inputs.mask.is_some_and(|Covered { of, cover }| {
-            let byte = of.view().get(entry(at, of.view().shape(), cover, j));
-            byte.is_none_or(|&byte| (byte != 0) != matches!(of, Mask::Keep(_)))
-        });
         let here = with_key(attention, inputs, [q_len, kv_len], Position { key: j, ..at });
+        let entry = |of: [usize; 4], cover: Cover| entry(of, cover, here, shape.heads, kv_len);
+        let bias = inputs.bias.and_then(|Covered { of, cover }| {
+            entry(of.shape(), cover).map(|at| of.get(at).unwrap_or(f32::NEG_INFINITY))
+        });
+        let bias = bias.unwrap_or(0.0);
+        let masked = inputs.mask.is_some_and(|Covered { of, cover }| {
+            let hides = |&byte: &u8| (byte != 0) != matches!(of, Mask::Keep(_));
+            entry(of.view().shape(), cover).is_some_and(|at| of.view().get(at).is_none_or(hides))
+        });
         let visible = exists && window && causal && bias != f32::NEG_INFINITY;
         if !visible || masked || !mods.mask.keep(here) {
             s = hidden;

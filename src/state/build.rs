@@ -29,10 +29,10 @@ impl<'a> AttnState<'a> {
         Self::from_inputs(attention, Inputs::new(q, none(dim)?, none(value_dim)?), exec)
     }
 
-    /// Creates a state without keys from the inputs of a call: its queries, biases, masks, ALiBi slopes, sinks and key
-    /// lengths. Of its keys and values only the shapes are taken, and they may have no rows: push them. Biases, masks
-    /// and lengths are those of all keys that will come; each push takes its columns, and a bias or mask needs at least
-    /// as many columns as there will be keys, or one.
+    /// Creates a state without keys from the inputs of a call: its queries, biases, masks, ALiBi slopes, sinks key
+    /// lengths and positions. Of its keys and values only the shapes are taken, and they may have no rows: push them. Biases,
+    /// masks, lengths and positions are those of all keys that will come; each push takes its columns, and a bias or mask needs
+    /// at least as many columns as there will be keys, or one.
     ///
     /// ```
     /// use sdpa::{Alignment, Attention, AttnState, Exec, Inputs, Mask, Outputs, View, ViewMut};
@@ -155,7 +155,7 @@ impl<'a> AttnState<'a> {
         if !self.is_empty() {
             return Err(Error::Needs { argument: "alibi slopes", needs: "a state without keys" });
         }
-        if self.call.attention.alignment.is_none() {
+        if self.call.attention.alignment.is_none() && self.call.inputs.row_positions.is_none() {
             return Err(Error::Needs { argument: "alibi", needs: ALIGNMENT });
         }
         self.call.inputs = self.call.inputs.alibi(slopes);

@@ -16,8 +16,8 @@ use sdpa_kernels::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mod
 pub(crate) struct Shift {
     /// Position of the call's first key.
     pub(crate) keys: usize,
-    /// Distance of the rows' positions.
-    pub(crate) positions: usize,
+    /// Distance of the rows' positions; `None` if keys have positions of their own, which are among all keys.
+    pub(crate) positions: Option<usize>,
 }
 
 /// Functions without their types.
@@ -85,15 +85,16 @@ struct Shifted<'m, F>(&'m F, Shift);
 impl<F> Shifted<'_, F> {
     #[inline(always)]
     fn at(&self, at: Position) -> Position {
-        let position = at.position.saturating_add_unsigned(self.1.positions);
         let key = at.key + self.1.keys;
+        let Some(by) = self.1.positions else { return Position { key, ..at } };
+        let position = at.position.saturating_add_unsigned(by);
         Position { key, position, distance: position.saturating_sub_unsigned(key), ..at }
     }
 
     /// Returns a block where the whole call has it.
     fn block(&self, block: BlockPosition) -> BlockPosition {
         let keys = block.keys.start + self.1.keys..block.keys.end + self.1.keys;
-        let position = block.position.saturating_add_unsigned(self.1.positions);
+        let position = block.position.saturating_add_unsigned(self.1.positions.unwrap_or(0));
         BlockPosition { keys, position, ..block }
     }
 }

@@ -78,12 +78,13 @@ impl AttnState<'_> {
     }
 
     /// Returns which options there are whose numbers are not compared.
-    fn options(&self) -> [(&'static str, bool); 4] {
-        let Inputs { bias, mask, kv_lens, .. } = self.call.inputs;
+    fn options(&self) -> [(&'static str, bool); 5] {
+        let Inputs { bias, mask, kv_lens, key_positions, .. } = self.call.inputs;
         [
             ("bias", bias.is_some()),
             ("mask", mask.is_some()),
             ("list of key lengths", kv_lens.is_some()),
+            ("list of key positions", key_positions.is_some()),
             ("set of functions", self.call.functions.is_some()),
         ]
     }

@@ -2,7 +2,7 @@
 
 use crate::attention::Attention;
 use crate::error::{Error, same};
-use crate::inputs::{Inputs, WHOLE};
+use crate::inputs::{Inputs, KeyLists, WHOLE};
 use crate::state::functions::{Functions, Shift};
 use sdpa_kernels::{Alignment, MaskMod, Mods, ScoreMod, Tensor, WeightMod};
 
@@ -42,7 +42,7 @@ impl<'a> PartedCall<'a> {
         if attention.dropout.is_some() {
             return Err(Error::Needs { argument: "dropout", needs: WHOLE });
         }
-        if attention.alignment.is_none() {
+        if attention.alignment.is_none() && inputs.row_positions.is_none() {
             let rule = attention.rule(inputs.alibi.is_some());
             rule.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
         }
@@ -63,7 +63,8 @@ impl<'a> PartedCall<'a> {
     /// Checks the next keys and values, `before` keys after the first. Returns how many there are.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if they do not fit q or each other, [`Error::Range`] if a bias or mask has no columns for them.
+    /// [`Error::Mismatch`] if they do not fit q or each other, [`Error::Range`] if a bias or mask has no columns for
+    /// them, or they have no positions.
     pub(crate) fn check_keys(&self, [k, v]: [Tensor<'_>; 2], before: usize) -> Result<usize, Error> {
         let ([batch, _, _, dim], [kb, kh, n, kd], [vb, vh, vn, vd]) = (self.inputs.q.shape(), k.shape(), v.shape());
         same("k", "batch", kb, batch, "q")?;
@@ -89,21 +90,24 @@ impl<'a> PartedCall<'a> {
     /// Distances from positions in a call over keys that follow `before` others to those among all keys.
     pub(crate) fn shift(&self, before: usize) -> Shift {
         let offset = self.offset();
-        Shift { keys: before, positions: offset.abs_diff(offset.saturating_sub_unsigned(before)) }
+        let by_order = offset.abs_diff(offset.saturating_sub_unsigned(before));
+        Shift { keys: before, positions: self.inputs.key_positions.is_none().then_some(by_order) }
     }
 
-    /// Returns the settings and tensors of a call over keys that follow `before` others, whose lengths are `lens`.
+    /// Returns the settings and tensors of a call over keys that follow `before` others, and that have these lists.
     pub(crate) fn over<'k>(
         &self,
         keys: [Tensor<'k>; 2],
         before: usize,
-        lens: Option<&'k [usize]>,
+        lists: &'k KeyLists<'k>,
     ) -> (Attention, Inputs<'k>)
     where
         'a: 'k,
     {
-        let attention = self.attention.align(Alignment::Offset(self.offset())).counted_from(before);
-        (attention, self.inputs.over(keys, before, lens))
+        let attention = self.attention.align(Alignment::Offset(self.offset()));
+        // Positions of their own are among all keys.
+        let attention = if self.inputs.key_positions.is_some() { attention } else { attention.counted_from(before) };
+        (attention, self.inputs.over(keys, before, lists))
     }
 }
 

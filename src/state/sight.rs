@@ -9,7 +9,7 @@ use sdpa_kernels::{BlockPosition, Causality, KEY_BLOCK, Visible};
 impl AttnState<'_> {
     /// Returns true if some row may see some of these keys, counted from the first of all; false only if causal rule,
     /// window and key lengths hide them all from every row, or the mask does, or the classes of the mask function
-    /// ([`MaskMod::class`](crate::MaskMod::class)). Biases and score functions are not asked.
+    /// ([`MaskMod::class`](crate::MaskMod::class)). Biases and score functions are not asked, nor rules by positions of keys.
     ///
     /// ```
     /// use sdpa::{Alignment, Attention, AttnState, Exec, KvShape, View};
@@ -64,6 +64,9 @@ impl PartedCall<'_> {
         let end = keys.end.min(longest);
         if batch == 0 || heads == 0 || rows == 0 || keys.start >= end {
             return false;
+        }
+        if self.inputs.key_positions.is_some() {
+            return true;
         }
         let (first, visible) = (self.offset(), self.attention.visible);
         let last = first.saturating_add_unsigned(rows - 1);

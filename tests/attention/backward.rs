@@ -6,6 +6,7 @@ mod few_keys;
 mod functions;
 mod hidden;
 mod oracle;
+mod partial;
 mod parts;
 mod positions;
 mod refusals;

@@ -104,6 +104,33 @@ fn caches_cut_anywhere_have_the_bits_of_one() {
     }
 }
 
+/// Positions among all keys, in any order, of which each place has those of its keys.
+#[test]
+fn positions_cut_anywhere_have_the_bits_of_one_call() {
+    let [batch, heads, kv_heads, keys] = SIZES;
+    let tensors = Tensors::normal([batch, heads, kv_heads, 3, keys, 32, 16], 9);
+    let (q, k, v, shape) = (tensors.q.view(), tensors.k.view(), tensors.v.view(), [batch, heads, 3, 16]);
+    let at = |b: usize| (0..keys).map(|j| ((7 * j + b) % 900) as i32).collect::<Vec<_>>();
+    let (at, rows): (_, [&[i32]; 2]) = ([at(0), at(1)], [&[500, 20, 899], &[0, 1, 450]]);
+    let causal = Attention::new().causal();
+    for attention in [causal, causal.window(Window::inclusive(Some(100), None).keep_first(3))] {
+        for (isa, exec) in execs() {
+            let all = at.each_ref().map(|list| &list[..]);
+            let inputs = Inputs::new(q, k, v).row_positions(&rows).key_positions(&all);
+            let (expected, mut states) = (whole(&attention, inputs, shape, exec), RowStates::new(shape).unwrap());
+            for some in [0..256, 256..768, 768..keys] {
+                let (lists, mut blocks) = (at.each_ref().map(|list| &list[some.clone()]), BlockStates::new());
+                let inputs = Inputs::new(q, part(&k, some.clone()), part(&v, some.clone())).row_positions(&rows);
+                blocks.compute(&attention, inputs.key_positions(&lists), some.start, exec).unwrap();
+                states.fold(&blocks).unwrap();
+            }
+            for (got, expected) in read(&states, None, exec).iter().zip(&expected) {
+                assert_same(&format!("{isa}, {attention:?}"), got, expected);
+            }
+        }
+    }
+}
+
 /// Tensors too, with numbers that are not finite, hidden and visible ones.
 #[test]
 fn values_that_are_not_finite_have_the_bits_of_one_call() {

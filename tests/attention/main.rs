@@ -43,6 +43,7 @@ mod ndarray;
 mod oracle;
 mod page_pool;
 mod paged;
+mod partial;
 mod pool_changes;
 mod positions;
 mod shared_prefixes;

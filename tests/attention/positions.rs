@@ -1,8 +1,9 @@
-//! Rows and keys with positions of their own: the bits of default ones, the oracle's numbers, trees, refusals.
+//! Rows and keys with positions of their own: the bits of default ones, the oracle's numbers, packed documents,
+//! padding, refusals.
 
 use crate::options::{Case, Full, Wanted, check_against_oracle, kept};
 use crate::support::{Rng, Tensor, assert_same_bits, execs, fewer};
-use sdpa::masks::Tree;
+use sdpa::masks::Documents;
 use sdpa::{
     Alignment, Attention, AttnState, Error, Exec, Inputs, KvCache, KvShape, Mods, Outputs, Position, Run, View,
     ViewMut, Window, naive,
@@ -46,7 +47,17 @@ pub(crate) fn random_positions(rng: &mut Rng, case: &Case) -> Case {
     Case { positions: [given(rows, which != 0), given(keys, which != 1)], ..case }
 }
 
-fn assert_same_full(what: &str, got: &Full, expected: &Full) {
+/// Positions that a state takes: of keys, mostly of rows too.
+pub(crate) fn of_state(rng: &mut Rng, case: &Case) -> Case {
+    loop {
+        let case = random_positions(rng, case);
+        if case.positions[1].is_some() {
+            return case;
+        }
+    }
+}
+
+pub(crate) fn assert_same_full(what: &str, got: &Full, expected: &Full) {
     assert_same_bits(what, &got.out, &expected.out);
     assert_same_bits(what, &got.lse, &expected.lse);
     let others = |full: &Full| full.points.clone().into_iter().chain([full.mass.clone()]).flatten().collect::<Vec<_>>();
@@ -56,7 +67,7 @@ fn assert_same_full(what: &str, got: &Full, expected: &Full) {
 }
 
 /// Half of the cases are of few rows and more than one key block, which split-KV computes.
-fn random_case(rng: &mut Rng, seed: u64) -> Case {
+pub(crate) fn random_case(rng: &mut Rng, seed: u64) -> Case {
     let heads = rng.pick(&[[2, 1], [2, 2], [4, 2]]);
     let mut case = match seed % 2 {
         0 => Case::random(rng, 200_000),
@@ -159,52 +170,66 @@ fn a_row_that_sees_no_key_has_zeros_and_no_sum() {
     }
 }
 
-/// Each drafted token by itself, behind its path in a cache, gives what the whole tree does.
+/// A causal rule, a window and slopes.
+fn measured(rng: &mut Rng, [batch, rows]: [usize; 2]) -> Case {
+    let window = Some(Window::inclusive(Some(100), None).keep_first(3));
+    let plain = Case::plain(rng, [batch, 2, 1, rows, rows, 16, 24]);
+    Case { causal: true, window, alibi: Some(vec![0.2, 0.01]), ..plain }
+}
+
+/// Asserts that some rows of a call's answer are those of a text by itself: its bits, or the numbers of its oracle.
+fn check_part(what: &str, text: &Case, [b, first]: [usize; 2], whole: &Full, exec: Exec) {
+    let part = |x: &Tensor| x.part(b..b + 1, 0..2, first..first + text.rows(0));
+    let got = Full { out: part(&whole.out), lse: part(&whole.lse), ..text.unwritten(Wanted::LEAST) };
+    check_against_oracle(what, text, &got, &text.oracle());
+    // Then every key has its place in a block.
+    if first.is_multiple_of(256) {
+        assert_same_full(what, &got, &text.run(exec, Wanted::LEAST));
+    }
+}
+
 #[test]
-fn a_tree_under_a_window_and_slopes_is_its_paths() {
+fn documents_that_count_from_0_are_each_computed_as_if_alone() {
     let mut rng = Rng::new(5);
-    for (committed, drafted) in [(0, 9), (40, 17), (255, 7), (600, 20)] {
-        let parents: Vec<Option<usize>> =
-            (0..drafted).map(|t| (t > 0 && rng.below(6) > 0).then(|| t - 1 - rng.below(t.min(4)))).collect();
-        let tree = Tree::new(committed, &parents).expect("parents in front");
-        let at = tree.positions();
-        let keys: Vec<i32> = (0..committed as i32).chain(at.iter().copied()).collect();
-        let (n, slopes) = (committed + drafted, [0.25, 0.06]);
-        let [k, v] = [(); 2].map(|()| Tensor::normal([1, 1, n, 16], &mut rng));
-        let q = Tensor::normal([1, 2, drafted, 16], &mut rng);
-        let plain = Attention::new().align(Alignment::BottomRight);
-        let windows =
-            [None, Some(Window::inclusive(Some(3), None)), Some(Window::inclusive(Some(300), None).keep_first(2))];
+    for lens in [&[256, 30, 7][..], &[40, 270, 1], &[512, 17, 239, 9]] {
+        let ends: Vec<usize> =
+            core::iter::once(0).chain(lens.iter().scan(0, |end, len| Some(*end += len).map(|()| *end))).collect();
+        let case = measured(&mut rng, [1, lens.iter().sum()]);
+        let counted = || kept(vec![lens.iter().flat_map(|&len| 0..len as i32).collect()]);
+        let packed = Case { positions: [Some(counted()), Some(counted())], ..case.clone() };
+        let ragged = default_positions(&Case { ragged: Some([ends.clone(), ends.clone()]), ..case.clone() });
+        let mods = Mods::new().mask(Documents::by_ends(&ends[1..]).expect("in order"));
         for (isa, exec) in execs() {
-            for window in windows {
-                let attention = window.map_or(plain, |window| plain.window(window));
-                let run = |inputs: Inputs<'_>, rows: usize, mods: &Mods<_, Tree>| {
-                    let mut out = Tensor::filled([1, 2, rows, 16], f32::NAN);
-                    let shape = out.shape;
-                    let outputs = Outputs::new(ViewMut::bhld(&mut out.data, shape).expect("dense"));
-                    let problem = attention.problem(inputs.alibi(&slopes), outputs).expect("a good call");
-                    problem.run_once_with(exec, Run::new().mods(mods)).expect("it fits");
-                    out
-                };
-                let (rows, keys): ([&[i32]; 1], [&[i32]; 1]) = ([&at], [&keys]);
-                let inputs = Inputs::new(q.view(), k.view(), v.view()).row_positions(&rows).key_positions(&keys);
-                let got = run(inputs, drafted, &Mods::new().mask(tree.clone()));
-                for token in 0..drafted {
-                    let mut path: Vec<usize> = std::iter::successors(Some(token), |&token| parents[token]).collect();
-                    path.reverse();
-                    let seen: Vec<usize> = (0..committed).chain(path.iter().map(|token| committed + token)).collect();
-                    let of =
-                        |x: &Tensor| Tensor::from_fn([1, 1, seen.len(), 16], |[_, _, j, c]| x.get([0, 0, seen[j], c]));
-                    let (k, v, q) = (of(&k), of(&v), q.rows(token..token + 1));
-                    let alone = Tree::new(seen.len(), &[]).expect("no parents");
-                    let (row, keys) = ([(seen.len() - 1) as i32], (0..seen.len() as i32).collect::<Vec<_>>());
-                    let (row, keys): ([&[i32]; 1], [&[i32]; 1]) = ([&row], [&keys]);
-                    let inputs = Inputs::new(q.view(), k.view(), v.view()).row_positions(&row).key_positions(&keys);
-                    let one = run(inputs, 1, &Mods::new().mask(alone));
-                    for (x, y) in got.rows(token..token + 1).data.iter().zip(&one.data) {
-                        assert!((x - y).abs() < 1e-5, "{isa}, {committed}, token {token}: {x} and {y}");
-                    }
-                }
+            let (mut full, apart) = (packed.unwritten(Wanted::LEAST), ragged.run(exec, Wanted::LEAST));
+            let problem = packed.attention().problem(packed.inputs(), full.outputs()).expect("a good call");
+            problem.run_once_with(exec, Run::new().mods(&mods)).expect("documents that fit");
+            for (n, &first) in ends[..lens.len()].iter().enumerate() {
+                let (what, text) = (format!("{lens:?}, document {n}, {isa}"), ragged.sequence(n));
+                let text = Case { positions: [None; 2], ..text };
+                check_part(&what, &text, [0, first], &full, exec);
+                assert_same_bits(&what, &apart.out.rows(first..ends[n + 1]), &text.run(exec, Wanted::LEAST).out);
+            }
+        }
+    }
+}
+
+#[test]
+fn padding_on_the_left_leaves_each_text_as_it_is() {
+    let mut rng = Rng::new(6);
+    for (rows, pads) in [(40, [0, 7, 39]), (300, [256, 44, 299]), (530, [512, 256, 100])] {
+        let case = measured(&mut rng, [3, rows]);
+        let behind = |far: i32| {
+            let at = |pad: usize| (0..rows).map(|i| if i < pad { far } else { (i - pad) as i32 }).collect();
+            Some(kept(pads.map(at).to_vec()))
+        };
+        let padded = Case { positions: [behind(i32::MIN), behind(i32::MAX)], ..case.clone() };
+        for (isa, exec) in execs() {
+            let full = padded.run(exec, Wanted::LEAST);
+            for (b, pad) in pads.into_iter().enumerate() {
+                let part = |x: &Tensor| x.part(b..b + 1, 0..x.shape[1], pad..rows);
+                let text = Case { q: part(&case.q), k: part(&case.k), v: part(&case.v), ..case.clone() };
+                check_part(&format!("{rows} rows, {pad} of them padding, {isa}"), &text, [b, pad], &full, exec);
+                assert!(full.out.part(b..b + 1, 0..2, 0..pad).data.iter().all(|&x| x == 0.0), "{isa}: rows of padding");
             }
         }
     }
@@ -230,10 +255,11 @@ fn positions_that_do_not_fit_are_refused() {
     assert!(text.contains("row positions") && text.contains('1') && text.contains('2'), "{text}");
     let text = words(inputs.key_positions(&[&[0, 1, 2], &[0, 1]]));
     assert!(text.contains("key positions") && text.contains('2') && text.contains('3'), "{text}");
-    for (argument, inputs) in
-        [("row positions", inputs.row_positions(&all)), ("key positions", inputs.key_positions(&all))]
-    {
-        let error = AttnState::from_inputs(Attention::new(), inputs, Exec::default()).expect_err("a state");
-        assert!(matches!(error, Error::Needs { argument: got, .. } if got == argument), "{error}");
-    }
+    let state = |inputs| AttnState::from_inputs(Attention::new(), inputs, Exec::default());
+    let error = state(inputs.row_positions(&all)).expect_err("rows alone");
+    assert!(matches!(error, Error::Needs { argument: "row positions", .. }), "{error}");
+    let mut state = state(inputs.key_positions(&all)).expect("a state");
+    state.push(x, x).expect("as many keys as positions");
+    let text = state.push(x, x).expect_err("more keys").to_string();
+    assert_eq!(text, "k: rows is 3, but must be at most 0, the key positions that are left");
 }

@@ -4,6 +4,7 @@ use crate::half::short::{DTYPES, Short};
 use crate::kv_support::cuts;
 use crate::options::mods::{Functions, with_mods};
 use crate::options::{Case, Wanted};
+use crate::positions::of_state;
 use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs};
 use core::ops::Range;
 use sdpa::{
@@ -25,7 +26,8 @@ fn stateful(rng: &mut Rng, most: usize) -> Case {
             case.alignment.expect("cases have one")
         };
         let functions = Functions { prob: None, ..case.functions };
-        return Case { alignment: Some(offset), functions, ..case };
+        let case = Case { alignment: Some(offset), functions, ..case };
+        return if rng.below(4) == 0 { of_state(rng, &case) } else { case };
     }
 }
 

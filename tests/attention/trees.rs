@@ -15,6 +15,7 @@ const KV_HEADS: usize = 2;
 const DIMS: [usize; 2] = [16, 24];
 
 /// One sequence: committed tokens and a draft, with the options of its call.
+#[derive(Clone)]
 struct Draft {
     committed: usize,
     parents: Vec<Option<usize>>,
@@ -26,6 +27,8 @@ struct Draft {
     mask: Tensor,
     attention: Attention,
     sinks: Vec<f32>,
+    /// With slopes, positions by depth.
+    slopes: Option<[f32; HEADS]>,
 }
 
 impl Draft {
@@ -45,7 +48,13 @@ impl Draft {
             mask: Tensor::from_fn([1, 1, drafted, keys], |[_, _, i, j]| f32::from(own(j, i) || rng.below(5) > 0)),
             attention,
             sinks: (0..HEADS).map(|_| rng.normal()).collect(),
+            slopes: None,
         }
+    }
+
+    /// The same with slopes and a window.
+    fn measured(self, window: Window) -> Self {
+        Self { attention: self.attention.window(window), slopes: Some([0.3, 0.1, 0.02, 0.5]), ..self }
     }
 
     /// A drafted token's ancestors and itself, in order.
@@ -65,6 +74,7 @@ impl Draft {
         let bytes: Vec<u8> = mask_rows.data.iter().map(|&x| x as u8).collect();
         let bytes = View::bhld(&bytes, mask_rows.shape).expect("dense");
         let inputs = source.bias(bias.view()).mask(Mask::keep(bytes)).sinks(&self.sinks);
+        let inputs = self.slopes.as_ref().map_or(inputs, |slopes| inputs.alibi(slopes));
         let mut out = Tensor::filled([1, HEADS, rows.len(), DIMS[1]], f32::NAN);
         let shape = out.shape;
         let outputs = Outputs::new(ViewMut::bhld(&mut out.data, shape).expect("dense"));
@@ -81,6 +91,10 @@ impl Draft {
     fn whole(&self, source: Inputs<'_>, exec: Exec, tree: &Tree) -> Tensor {
         let (rows, keys) = (self.parents.len(), self.committed + self.parents.len());
         let [rows, columns] = [rows, keys].map(|n| (0..n).collect::<Vec<_>>());
+        let at = tree.positions();
+        let keys: Vec<i32> = (0..self.committed as i32).chain(at.iter().copied()).collect();
+        let (at, keys): ([&[i32]; 1], [&[i32]; 1]) = ([&at], [&keys]);
+        let source = if self.slopes.is_some() { source.row_positions(&at).key_positions(&keys) } else { source };
         self.run(source, &rows, &columns, exec, tree as &dyn MaskMod)
     }
 
@@ -113,14 +127,29 @@ impl Draft {
     }
 }
 
-/// The rows of a tree against the paths, over a cache in every format and over tensors and pages.
+/// The rows of a tree against the paths, over a cache in every format and over tensors and pages; some by positions, under
+/// slopes and a window.
 #[test]
 fn a_token_of_a_tree_is_computed_as_its_path_decoded_token_by_token() {
     let (mut rng, mut same) = (Rng::new(1), 0);
     let empty =
         KvCache::new(1, KvShape { kv_heads: KV_HEADS, head_dim: DIMS[0], value_dim: DIMS[1] }).expect("good sizes");
-    for (committed, drafted) in [(0, 9), (5, 1), (7, 20), (244, 17), (250, 12), (256, 7), (511, 30)] {
+    let [near, first] = [Window::inclusive(Some(3), None), Window::inclusive(Some(300), None).keep_first(2)];
+    for (committed, drafted, window) in [
+        (0, 9, None),
+        (5, 1, None),
+        (7, 20, None),
+        (244, 17, None),
+        (250, 12, None),
+        (256, 7, None),
+        (511, 30, None),
+        (0, 9, Some(near)),
+        (40, 17, Some(first)),
+        (255, 7, Some(near)),
+        (600, 20, Some(first)),
+    ] {
         let draft = Draft::random(&mut rng, committed, drafted);
+        let draft = window.map_or(draft.clone(), |window| draft.measured(window));
         let tree = Tree::new(committed, &draft.parents).expect("parents in front");
         for (isa, exec) in execs() {
             for (name, empty) in every_format(&empty) {

@@ -43,6 +43,7 @@ pub(crate) struct Entries {
 pub(crate) enum Cover {
     AllKeys,
     FirstKeys,
+    LastKeys,
 }
 
 /// What may hide a key.

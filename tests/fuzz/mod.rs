@@ -23,6 +23,7 @@
 //! | mixed | mixed batches over caches and pages | the oracle; the bits of ragged tensors, and of each sequence alone |
 //! | ndarray | arrays of ndarray, sliced, turned and broadcast | the bits of dense tensors |
 //! | pages, views | block tables, views | rules of one line each |
+//! | partial | biases and masks by key/value head, of the last keys, with a period | the oracle, and the bits, of whole ones; sums of their gradients |
 //! | pools | histories of page pools | lists of tokens; the same bits from tensors |
 //! | states | states and merges that do not fit together | rules of one line each |
 //! | stops | calls that are stopped | rows are whole or untouched; the next call is right |

@@ -104,6 +104,7 @@ impl<'c> Stage<'c> {
         match entries.cover {
             Cover::AllKeys => inputs.mask(mask),
             Cover::FirstKeys => inputs.mask_prefix(mask),
+            Cover::LastKeys => inputs.mask_suffix(mask),
         }
     }
 
@@ -112,6 +113,7 @@ impl<'c> Stage<'c> {
         match entries.cover {
             Cover::AllKeys => inputs.bias(bias.view()),
             Cover::FirstKeys => inputs.bias_prefix(bias.view()),
+            Cover::LastKeys => inputs.bias_suffix(bias.view()),
         }
     }
 

@@ -4,6 +4,7 @@ use super::support::Back;
 use crate::options::Case;
 use crate::options::elements::{DTYPES, Rounded};
 use crate::options::mods::{Functions, with_mods};
+use crate::positions::of_state;
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits, execs};
 use core::ops::Range;
 use sdpa::{
@@ -26,7 +27,8 @@ fn stateful(rng: &mut Rng) -> Case {
         }
         let at_end = Alignment::Offset(case.k.shape[2] as isize - case.q.shape[2] as isize);
         let alignment = if bottom_right { Some(at_end) } else { case.alignment };
-        return Case { alignment, functions: Functions { prob: None, ..case.functions }, ..case };
+        let case = Case { alignment, functions: Functions { prob: None, ..case.functions }, ..case };
+        return if rng.below(4) == 0 { of_state(rng, &case) } else { case };
     }
 }
 

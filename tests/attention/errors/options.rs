@@ -13,7 +13,8 @@ const OUT: [usize; 4] = [2, 4, 3, 7];
 
 static ZEROS: [f32; 512] = [0.0; 512];
 /// What is added to a message where the sizes give a cause away.
-const FEWER: &str = "; mask_prefix and bias_prefix take fewer columns and hide the other keys";
+const FEWER: &str = "; mask_prefix and bias_prefix take fewer columns and hide the other keys, mask_suffix and bias_suffix \
+        those of the last keys";
 const KEY_HEADS: &str = "; that is the number of key/value heads, and query heads count here";
 
 static BYTES: [u8; 512] = [0; 512];
@@ -66,7 +67,7 @@ fn inputs_say(inputs: Inputs<'_>, words: &str) {
 fn good_options_are_no_error() {
     let (lens, slopes, sinks) = ([5, 0], [0.5, -1.0, 0.0, 2.0], [0.0, f32::NEG_INFINITY, 1.0, 2.0]);
     let attention = Attention::new().causal().align(Alignment::BottomRight).softcap(1e-3).scale(-2.0);
-    for shape in [[1, 1, 1, 1], [1, 1, 1, 5], [2, 1, 1, 1], [1, 4, 1, 5], [1, 1, 3, 5], [2, 4, 3, 5]] {
+    for shape in [[1, 1, 1, 1], [1, 1, 1, 5], [2, 1, 1, 1], [1, 4, 1, 5], [1, 2, 1, 5], [1, 1, 3, 5], [2, 4, 3, 5]] {
         let inputs = good().bias(floats(shape)).mask(Mask::keep(bytes(shape))).kv_lens(&lens);
         assert_eq!(refusal(attention, inputs.alibi(&slopes).sinks(&sinks), OUT, none), None);
     }
@@ -81,7 +82,7 @@ fn bias_and_mask_of_wrong_shapes() {
     let cases = [
         ([3, 1, 1, 5], "batch is 3, but the call has 2", ""),
         ([0, 1, 1, 5], "batch is 0, but the call has 2", ""),
-        ([1, 2, 1, 5], "heads is 2, but the call has 4", KEY_HEADS),
+        ([1, 3, 1, 5], "heads is 3, but the call has 4", ""),
         ([1, 0, 1, 5], "heads is 0, but the call has 4", ""),
         ([1, 1, 2, 5], "rows is 2, but the call has 3", ""),
         ([2, 4, 4, 5], "rows is 4, but the call has 3", ""),

@@ -15,6 +15,7 @@ struct Call {
     shapes: [Option<At>; 7],
     /// Bias and mask, and the keys they are for.
     options: [Option<(At, Cover)>; 2],
+    period: Option<usize>,
     /// ALiBi slopes and sinks.
     lists: [Option<Vec<f32>>; 2],
     kv_lens: Option<Vec<usize>>,
@@ -51,11 +52,14 @@ pub(super) fn check(rng: &mut Rng) {
     inputs = call.options[0].map_or(inputs, |(shape, cover)| match cover {
         Cover::AllKeys => inputs.bias(view(shape)),
         Cover::FirstKeys => inputs.bias_prefix(view(shape)),
+        Cover::LastKeys => inputs.bias_suffix(view(shape)),
     });
     inputs = call.options[1].map_or(inputs, |(shape, cover)| match cover {
         Cover::AllKeys => inputs.mask(Mask::keep(bytes(shape))),
         Cover::FirstKeys => inputs.mask_prefix(Mask::keep(bytes(shape))),
+        Cover::LastKeys => inputs.mask_suffix(Mask::keep(bytes(shape))),
     });
+    inputs = call.period.map_or(inputs, |period| inputs.batch_period(period));
     inputs = lists[0].as_ref().map_or(inputs, |x| inputs.alibi(x.slice()));
     inputs = lists[1].as_ref().map_or(inputs, |x| inputs.sinks(x.slice()));
     inputs = lens.as_ref().map_or(inputs, |x| inputs.kv_lens(x.slice()));
@@ -119,8 +123,8 @@ impl Call {
             outs[2],
         ];
         let options = [(); 2].map(|()| {
-            let [b, h, l] = [sequences, h, rows].map(|n| if rng.one_in(2) { 1 } else { n });
-            let cover = rng.pick(&[Cover::AllKeys, Cover::FirstKeys]);
+            let [b, h, l] = [sequences, rng.pick(&[g, h]), rows].map(|n| if rng.one_in(2) { 1 } else { n });
+            let cover = rng.pick(&[Cover::AllKeys, Cover::FirstKeys, Cover::LastKeys]);
             rng.one_in(3).then_some(([b, h, l, keys], cover))
         });
         let lists = [(); 2].map(|()| rng.one_in(3).then(|| vec![0.5; h]));
@@ -129,7 +133,8 @@ impl Call {
         let alignments = [Alignment::TopLeft, Alignment::BottomRight, Alignment::Offset(1)];
         let (scale, softcap, alignment) = (Some(0.5), Some(2.0), Some(rng.pick(&alignments)));
         let causal = rng.one_in(2);
-        Self { shapes, options, lists, kv_lens, ragged, scale, softcap, causal, alignment }
+        let period = rng.one_in(3).then(|| rng.pick(&[1, sequences.max(1)]));
+        Self { shapes, options, period, lists, kv_lens, ragged, scale, softcap, causal, alignment }
     }
 
     /// Changes something, which may or may not fit afterwards.
@@ -222,8 +227,10 @@ impl Call {
         for ([ob, oh, ol, columns], cover) in self.options.into_iter().flatten() {
             let fits = |n: usize, to: usize| n == 1 || n == to;
             let columns = if cover == Cover::AllKeys { fits(columns, keys) } else { columns <= keys };
-            good &= fits(ob, sequences) && fits(oh, h) && fits(ol, rows) && columns;
+            let batch = fits(ob, sequences) || ob > 0 && self.period == Some(ob);
+            good &= batch && (fits(oh, h) || oh == g) && fits(ol, rows) && columns;
         }
+        good &= self.period.is_none_or(|period| sequences.is_multiple_of(period));
         good &= self.lists.iter().flatten().all(|list| list.len() == h);
         good &= self.lists[0].iter().flatten().all(|slope| slope.is_finite());
         good &= self.scale.is_none_or(f32::is_finite) && self.softcap.is_none_or(|c| c.is_finite() && c > 0.0);

@@ -84,7 +84,7 @@ impl Call {
     fn good(rng: &mut Rng) -> Self {
         let [b, g, l, n] = [rng.below(3), rng.below(3), rng.below(4), rng.below(5)];
         let [h, d, dv] = [g * rng.below(3), 1 + rng.below(3), 1 + rng.below(3)];
-        let [ob, oh, ol] = [b, h, l].map(|n| if rng.one_in(2) { 1 } else { n });
+        let [ob, oh, ol] = [b, rng.pick(&[g, h]), l].map(|n| if rng.one_in(2) { 1 } else { n });
         let bias = rng.one_in(2).then_some([ob, oh, ol, n]);
         let (rows, row) = ([b, h, l, dv], [b, h, l, 1]);
         let d_lse = rng.one_in(2).then_some(row);
@@ -126,7 +126,8 @@ impl Call {
         good &= h == g || g > 0 && h.is_multiple_of(g);
         good &= is(out, [b, h, l, dv]) && is(d_out, [b, h, l, dv]) && is(lse, [b, h, l, 1]) && is(d_lse, [b, h, l, 1]);
         let fits = |n: usize, to: usize| n == 1 || n == to;
-        good &= bias.is_none_or(|[ob, oh, ol, on]| fits(ob, b) && fits(oh, h) && fits(ol, l) && fits(on, n));
+        good &=
+            bias.is_none_or(|[ob, oh, ol, on]| fits(ob, b) && (fits(oh, h) || oh == g) && fits(ol, l) && fits(on, n));
         let [dq, dk, dv, d_bias] = self.written;
         good &= is(dq, q) && is(dk, k) && is(dv, v) && d_bias.is_none_or(|x| bias == Some(x));
         let [sinks, slopes, d_sinks, d_slopes] = self.lists;

@@ -20,6 +20,7 @@ mod mixed;
 mod ndarray;
 mod packed;
 mod pages;
+mod partial;
 mod pools;
 mod states;
 mod stops;
@@ -44,7 +45,7 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 25] = [
+pub(crate) static KINDS: [Kind; 26] = [
     kind("attention", 200, attention::check),
     kind("balance", 40, balance::check),
     kind("cache", 40, cache::check),
@@ -64,6 +65,7 @@ pub(crate) static KINDS: [Kind; 25] = [
     kind("mixed", 25, mixed::check),
     kind("ndarray", 40, ndarray::check),
     kind("pages", 25, pages::check),
+    kind("partial", 60, partial::check),
     kind("pools", 20, pools::check),
     kind("states", 100, states::check),
     kind("stops", 10, stops::check),

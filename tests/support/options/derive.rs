@@ -1,7 +1,7 @@
 //! Parts of cases, and other ways to say the same.
 
 use super::elements::Rounded;
-use super::{Case, MaskData};
+use super::{Case, MaskData, kept};
 use crate::support::{Tensor, indices};
 use core::ops::Range;
 use sdpa::Alignment;
@@ -23,7 +23,12 @@ impl Case {
             *to = self.place.batches[from];
         }
         place.first_row += rows.start;
+        let list = |list: &[i32], some: Range<usize>| list[some.start..some.end.min(list.len())].to_vec();
+        let lists = |all: Option<&'static [&'static [i32]]>, some: Range<usize>| {
+            all.map(|all| kept(batches.iter().map(|&b| list(all[b], some.clone())).collect()))
+        };
         Self {
+            positions: [lists(self.positions[0], rows.clone()), lists(self.positions[1], 0..columns)],
             bias: self.bias.as_ref().map(|x| Rounded::new(&cut(&x.wide, batches, rows.clone(), columns), x.dtype())),
             mask: self.mask.as_ref().map(|x| x.over(cut(&x.tensor, batches, rows.clone(), columns))),
             place,
@@ -142,6 +147,31 @@ impl Case {
             })
         };
         Self { k: repeat(&self.k), v: repeat(&self.v), ..self.clone() }
+    }
+
+    /// The same call with a bias and a mask of all sequences, query heads, rows and keys.
+    pub fn whole(&self) -> Self {
+        let (rows, keys) = self.longest();
+        let shape = [self.batch(), self.heads(), rows, keys];
+        let all = |x: &Tensor, none: f32| {
+            let [b, h, l, n] = x.shape;
+            Tensor::from_fn(shape, |at| {
+                let column = match (self.suffix, n) {
+                    (true, _) => (at[3] + n).checked_sub(self.kv_len(at[0])),
+                    (false, 1) => Some(0),
+                    (false, _) => Some(at[3]),
+                };
+                let column = column.filter(|&column| column < n);
+                column.map_or(none, |column| x.get([at[0] % b, at[1] / (shape[1] / h), at[2].min(l - 1), column]))
+            })
+        };
+        Self {
+            bias: self.bias.as_ref().map(|x| Rounded::new(&all(&x.wide, 0.0), x.dtype())),
+            mask: self.mask.as_ref().map(|x| x.over(all(&x.tensor, f32::from(x.keep)))),
+            suffix: false,
+            period: None,
+            ..self.clone()
+        }
     }
 
     /// A keep mask of the shape of the whole call, by position.

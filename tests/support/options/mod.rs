@@ -74,6 +74,10 @@ pub struct Case {
     pub v: Tensor,
     pub bias: Option<Rounded>,
     pub mask: Option<MaskData>,
+    /// Whether the columns of bias and mask are those of the last keys.
+    pub suffix: bool,
+    /// Sequences after which bias and mask repeat.
+    pub period: Option<usize>,
     pub alibi: Option<Vec<f32>>,
     pub sinks: Option<Vec<f32>>,
     pub kv_lens: Option<Vec<usize>>,
@@ -155,15 +159,18 @@ impl Case {
         // One column stands for all keys, fewer than all for the first ones.
         let covers_all = |x: &Tensor| x.shape[3] == 1 || x.shape[3] == keys;
         inputs = match &self.bias {
+            Some(bias) if self.suffix => inputs.bias_suffix(bias.view()),
             Some(bias) if covers_all(&bias.wide) => inputs.bias(bias.view()),
             Some(bias) => inputs.bias_prefix(bias.view()),
             None => inputs,
         };
         inputs = match &self.mask {
+            Some(mask) if self.suffix => inputs.mask_suffix(mask.mask()),
             Some(mask) if covers_all(&mask.tensor) => inputs.mask(mask.mask()),
             Some(mask) => inputs.mask_prefix(mask.mask()),
             None => inputs,
         };
+        inputs = self.period.map_or(inputs, |period| inputs.batch_period(period));
         inputs = self.alibi.as_ref().map_or(inputs, |x| inputs.alibi(x));
         let [rows, keys] = self.positions;
         inputs = rows.map_or(inputs, |x| inputs.row_positions(x));

@@ -95,6 +95,8 @@ impl Case {
             v: Tensor::normal([batch, kv_heads, keys, dv], rng),
             bias: None,
             mask: None,
+            suffix: false,
+            period: None,
             alibi: None,
             sinks: None,
             kv_lens: None,
@@ -103,6 +105,33 @@ impl Case {
             place: Place::WHOLE,
             precision: sdpa::Precision::Exact,
             positions: [None; 2],
+        }
+    }
+
+    /// The call with a bias and a mask by key/value head, over the last keys or with a period over the batch, or all of these.
+    pub fn partial(self, rng: &mut Rng) -> Self {
+        let (batch, heads, kv_heads, (rows, keys)) = (self.batch(), self.heads(), self.kv_heads(), self.longest());
+        let divisors: Vec<usize> = (1..=batch).filter(|&n| batch.is_multiple_of(n)).collect();
+        let (period, suffix) = (rng.pick(&divisors), rng.below(2) == 0);
+        let shape = |rng: &mut Rng| {
+            let some = rng.below(keys + 1);
+            let columns = if suffix { rng.pick(&[keys, 0, 1, some]) } else { rng.pick(&[keys, keys, 1]) };
+            [
+                rng.pick(&[1, period, period, batch]),
+                rng.pick(&[1, kv_heads, kv_heads, heads]),
+                rng.pick(&[1, rows]),
+                columns,
+            ]
+        };
+        let bias = Tensor::from_fn(shape(rng), |_| if rng.below(9) == 0 { f32::NEG_INFINITY } else { rng.normal() });
+        let mask = Tensor::from_fn(shape(rng), |_| f32::from(rng.below(4) > 0));
+        let (bias, mask) = [bias, mask].map(|x| x.laid_out(rng.pick(&LAYOUTS))).into();
+        Self {
+            bias: (rng.below(4) > 0).then(|| Rounded::new(&bias, rng.pick(&DTYPES))),
+            mask: (rng.below(2) > 0).then(|| MaskData::new(rng.below(2) == 0, false, mask)),
+            period: Some(period),
+            suffix,
+            ..self
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Inputs of the backward pass beside those of the forward pass, and the gradients that it writes.
 
 use crate::attention::backward::parts::Part;
-use crate::attention::call::Call;
+use crate::attention::call::options::Cover;
+use crate::attention::call::{Call, Sequence};
 use crate::simd::quiet;
 use crate::tensor::any::{AnyShared, Tensor, TensorMut};
 use crate::tensor::misfit::{Fault, Misfit, one_a_row, same, same_rows};
@@ -111,8 +112,8 @@ impl<'a> Gradients<'a> {
         Self { v: Some(dv.into()), ..self }
     }
 
-    /// Adds the gradient in the bias, in the shape of the bias: summed over the dimensions along which the bias is
-    /// broadcast.
+    /// Adds the gradient in the bias, in the shape of the bias: summed over all that use an element. If
+    /// sequences that differ in length share a bias of their last keys, one worker at a time computes.
     #[must_use]
     pub fn bias(self, dbias: ViewMut<'a>) -> Self {
         Self { bias: Some(dbias), ..self }
@@ -190,6 +191,9 @@ pub(crate) struct SharedGradients<'a> {
 /// Gradient in the bias, and how the bias was broadcast.
 pub(crate) struct BiasGradient<'a> {
     pub(crate) view: SharedMut<'a, f32>,
+    cover: Cover,
+    /// Number of query heads that share each of its heads.
+    sharing_head: usize,
     /// Sequences or heads, of different key/value heads, that share elements.
     pub(crate) sharing: BiasSharing,
     /// Elements that a row's keys add to.
@@ -203,6 +207,9 @@ pub(crate) enum BiasSharing {
     None,
     /// Some: a key block waits for that of the sequence or head before it.
     Heads,
+    /// Some, by keys of different blocks, since sequences differ in length: a key block waits for the one before it in the order
+    /// in which they are taken, so one worker at a time adds.
+    Blocks,
 }
 
 /// Elements of a bias that a row's keys add to.
@@ -227,12 +234,16 @@ impl BiasGradient<'_> {
         }
     }
 
-    /// Adds the gradients of a row's scores, from key `first` on, to the elements of [`BiasColumns::ByKey`].
+    /// Adds the gradients of the scores of a row of a sequence, from key `key` on, to the elements of [`BiasColumns::ByKey`].
     ///
     /// # Safety
     /// The elements are this worker's.
-    pub(crate) unsafe fn add(&self, row: [usize; 3], first: usize, gradients: &[f32]) {
+    pub(crate) unsafe fn add(&self, row: [usize; 3], seq: &Sequence, key: usize, gradients: &[f32]) {
         let ([.., columns], [b, h, l]) = (self.view.shape(), self.row(row));
+        let first_key = self.cover.first_key(columns, seq.kv_len);
+        let first = key.saturating_add_signed(first_key.saturating_neg());
+        let before = usize::try_from(first_key).unwrap_or(0).saturating_sub(key).min(gradients.len());
+        let gradients = &gradients[before..];
         if columns <= first {
             return;
         }
@@ -256,7 +267,8 @@ impl BiasGradient<'_> {
     /// Returns the index of the bias row of a sequence, head and row.
     pub(crate) fn row(&self, at: [usize; 3]) -> [usize; 3] {
         let [batch, heads, rows, _] = self.view.shape();
-        [at[0].min(batch - 1), at[1].min(heads - 1), at[2].min(rows - 1)]
+        let b = if at[0] < batch { at[0] } else { at[0] % batch };
+        [b, (at[1] / self.sharing_head).min(heads - 1), at[2].min(rows - 1)]
     }
 }
 
@@ -273,13 +285,22 @@ impl<'a> Gradients<'a> {
     pub(crate) fn split(self, call: &Call<'_>, part: &Part<'_>) -> (SharedGradients<'a>, Reduced<'a>) {
         let Self { q, k, v, bias, sinks, slopes, scale } = self;
         let bias = bias.map(|view| {
-            let [batch, heads, _, columns] = view.shape();
-            let apart = (batch == call.sequence_count() || call.sequence_count() == 1)
-                && (heads == call.q.shape()[1] || call.kv.kv_heads() == 1);
-            let one = columns == 1 && call.longest().1 != 1 && matches!(part, Part::Whole);
+            let ([batch, heads, _, columns], sequences, kv_heads) =
+                (view.shape(), call.sequence_count(), call.kv.kv_heads());
+            let cover = call.options.bias.map_or(Cover::AllKeys, |bias| bias.cover);
+            let one_sequence = batch == sequences || sequences == 1;
+            let lengths_differ = || (1..sequences).any(|n| call.sequence(n).kv_len != call.sequence(0).kv_len);
+            let sharing = match cover {
+                _ if one_sequence && heads >= kv_heads => BiasSharing::None,
+                Cover::LastKeys if !one_sequence && lengths_differ() => BiasSharing::Blocks,
+                _ => BiasSharing::Heads,
+            };
+            let one = columns == 1 && call.longest().1 != 1 && cover != Cover::LastKeys && matches!(part, Part::Whole);
             BiasGradient {
                 view: view.into_shared(),
-                sharing: if apart { BiasSharing::None } else { BiasSharing::Heads },
+                cover,
+                sharing_head: if heads == kv_heads { call.group_size() } else { 1 },
+                sharing,
                 columns: if one { BiasColumns::One } else { BiasColumns::ByKey },
             }
         });

@@ -147,20 +147,24 @@ impl<'t, S: Simd> Column<'t, S> {
         [seq.source, self.at.kv_head, seq.first_key + key]
     }
 
-    /// Waits for the same key block of the sequence or head before, if elements of a bias are shared with it. Returns
-    /// false if the work was stopped.
+    /// Waits for the key block before that may share elements of a bias, if there is one. Returns false if the work was
+    /// stopped.
     fn wait_for_shared_bias(&self) -> bool {
-        let bias = self.pass.gradients.bias.as_ref();
-        if bias.is_none_or(|bias| bias.sharing == BiasSharing::None) {
-            return true;
-        }
-        let kv_heads = self.bound.checked.call().kv.kv_heads();
-        let mut before =
-            (0..self.at.sequence * kv_heads + self.at.kv_head).rev().map(|head| (head / kv_heads, head % kv_heads));
-        let Some((sequence, kv_head)) = before.find(|&(b, _)| self.at.number < self.pass.columns_of(b)) else {
-            return true;
+        let sharing = self.pass.gradients.bias.as_ref().map_or(BiasSharing::None, |bias| bias.sharing);
+        let call = self.bound.checked.call();
+        let (kv_heads, BlockAt { sequence, kv_head, number }) = (call.kv.kv_heads(), self.at);
+        let (heads, head) = (call.sequence_count() * kv_heads, sequence * kv_heads + kv_head);
+        let first = match sharing {
+            BiasSharing::None => return true,
+            BiasSharing::Heads => number * heads,
+            BiasSharing::Blocks => 0,
         };
-        self.pass.wait(BlockAt { sequence, kv_head, ..self.at }, self.pass.row_blocks(sequence))
+        let at = |n: usize| BlockAt { sequence: n % heads / kv_heads, kv_head: n % kv_heads, number: n / heads };
+        // Without rows it would be no wait for those before it.
+        let adds =
+            |at: &BlockAt| at.number < self.pass.columns_of(at.sequence) && self.pass.row_blocks(at.sequence) > 0;
+        let before = (first..number * heads + head).rev().map(at).find(adds);
+        before.is_none_or(|at| self.pass.wait(at, self.pass.row_blocks(at.sequence)))
     }
 
     /// Packs the column's values, and finds its keys as rows.

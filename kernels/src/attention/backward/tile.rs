@@ -312,7 +312,7 @@ impl<S: Simd> Column<'_, S> {
                             |_| 1.0,
                         );
                     }
-                    Some(bias) => bias.add([task.set.sequence, row.head, row.i], first, gradients),
+                    Some(bias) => bias.add([task.set.sequence, row.head, row.i], &task.seq, first, gradients),
                     None => {}
                 }
             }

@@ -10,7 +10,7 @@ use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::spans::Spans;
 use crate::attention::blocks::task::Row;
 use crate::attention::call::mods::{BlockClass, BlockPosition};
-use crate::attention::call::options::Mask;
+use crate::attention::call::options::{Covered, Mask};
 use crate::attention::call::outputs::Point;
 use crate::attention::call::row_mods::PanelClasses;
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
@@ -35,18 +35,20 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     /// false if no key of the block is visible to any row.
     pub(crate) fn compute_scores(&mut self, row_block: Range<usize>) -> bool {
         let (options, rows) = (&self.task.call.options, row_block.len());
-        // SAFETY: the call's mask, whose sizes `CheckedCall` has checked.
-        let mask = options.mask.map(|mask| (mask.of, unsafe { self.all_columns(&mask.of.view(), row_block.clone()) }));
+        let mask = options.mask.map(|Covered { of, cover }| {
+            // SAFETY: the call's mask, whose sizes `CheckedCall` has checked.
+            (of, unsafe { self.all_columns(Covered { of: &of.view(), cover }, row_block.clone()) })
+        });
         let mask = mask.as_ref().map(|(mask, columns)| (*mask, &columns[..]));
         // SAFETY: the columns are rows of the mask, just taken.
         unsafe { self.find_spans(row_block.clone(), mask) };
         if self.spans.iter().all(|span| span.is_empty()) {
             return false;
         }
-        let bias = options.bias.map(|bias| {
-            by_type!(Tensor => Typed, bias.of, |bias| {
+        let bias = options.bias.map(|Covered { of, cover }| {
+            by_type!(Tensor => Typed, of, |bias| {
                 // SAFETY: the call's bias, whose sizes `CheckedCall` has checked.
-                unsafe { self.all_columns(&bias, row_block.clone()) }
+                unsafe { self.all_columns(Covered { of: &bias, cover }, row_block.clone()) }
             })
         });
         let bias = bias.as_ref().map(|rows| by_type!(Typed => Typed, rows, |rows| &rows[..]));
@@ -187,32 +189,33 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         self.task.call.visible.keys(position, self.task.seq.kv_len).within(self.first, self.len)
     }
 
-    /// Returns a row of a bias or mask, from the block's first key on.
+    /// Returns the rows of a bias or mask that belong to a row block, from the block's first key on.
     ///
     /// # Safety
     /// The view is as large as the call's bias or mask.
-    unsafe fn columns<T: Copy>(&self, view: &View<'_, T>, row: Row) -> Columns<T> {
-        let len = view.shape()[3].saturating_sub(self.first);
-        if len == 0 {
-            return Columns::NONE;
+    unsafe fn all_columns<T: Copy>(
+        &self,
+        Covered { of, cover }: Covered<&View<'_, T>>,
+        row_block: Range<usize>,
+    ) -> [Columns<T>; MAX_ROW_BLOCK] {
+        let (task, [batch, heads, _, width]) = (self.task, of.shape());
+        let first_key = cover.first_key(width, task.seq.kv_len);
+        let before = first_key.saturating_sub_unsigned(self.first).max(0) as usize;
+        let column = self.first.saturating_add_signed(first_key.saturating_neg());
+        let len = before + width.saturating_sub(column);
+        let mut columns = [Columns { before, len, ..Columns::NONE }; MAX_ROW_BLOCK];
+        if column >= width {
+            return columns;
         }
-        // SAFETY: the caller guarantees a view that `CheckedCall` has checked: it has a row for each sequence, query head
-        // and query row, of which this is one of the task's; and `first` is below the number of columns.
-        unsafe {
-            let (first, element) = view.row(self.task.set.sequence, row.head, row.i);
-            Columns { first: first.offset(self.first as isize * element), element, len }
-        }
-    }
-
-    /// Returns the rows of a bias or mask that belong to a row block.
-    ///
-    /// # Safety
-    /// The view is as large as the call's bias or mask.
-    unsafe fn all_columns<T: Copy>(&self, view: &View<'_, T>, row_block: Range<usize>) -> [Columns<T>; MAX_ROW_BLOCK] {
-        let mut columns = [Columns::NONE; MAX_ROW_BLOCK];
-        for row in self.task.rows(row_block) {
-            // SAFETY: the caller guarantees a view as large as the call's bias or mask.
-            columns[row.n] = unsafe { self.columns(view, row) };
+        let (sequence, by_kv_head) = (task.set.sequence % batch, heads != task.call.q.shape()[1]);
+        for row in task.rows(row_block) {
+            let head = if by_kv_head { task.set.kv_head } else { row.head };
+            // SAFETY: the caller guarantees a view that `CheckedCall` has checked: it has a row for each query row of each
+            // query or key/value head, of each sequence or those of a period; and `column` is one of its columns.
+            columns[row.n] = unsafe {
+                let (first, element) = of.row(sequence, head, row.i);
+                Columns { first: first.offset(column as isize * element), element, before, len }
+            };
         }
         columns
     }

@@ -120,7 +120,8 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Returns the call with bias and mask repeated to all sequences, heads and rows, if they fit.
+    /// Returns the call with bias and mask repeated to all sequences, heads and rows, if they fit; not along the batch if it is
+    /// the period, nor along heads if these are key/value heads.
     pub fn broadcast(mut self) -> Result<Self, Misfit> {
         if let Some(Covered { of, cover }) = self.options.bias {
             let to = self.broadcast_shape("bias", of.shape(), cover)?;
@@ -138,8 +139,10 @@ impl Call<'_> {
     /// Returns the shape that a bias or mask is repeated to.
     fn broadcast_shape(&self, argument: &'static str, given: [usize; 4], cover: Cover) -> Result<[usize; 4], Misfit> {
         let (rows, keys) = self.longest();
-        let columns = if cover == Cover::FirstKeys { given[3].min(keys) } else { keys };
-        let to = [self.sequence_count(), self.q.shape()[1], rows, columns];
+        let columns = if cover == Cover::AllKeys { keys } else { given[3].min(keys) };
+        let period = self.options.period.filter(|&period| period > 0 && given[0] == period);
+        let heads = Some(self.kv.kv_heads()).filter(|&heads| given[1] == heads && given[1] != 1);
+        let to = [period.unwrap_or(self.sequence_count()), heads.unwrap_or(self.q.shape()[1]), rows, columns];
         for ((what, got), expected) in ["batch", "heads", "rows", "columns"].into_iter().zip(given).zip(to) {
             let repeats = got == 1 && (what != "columns" || cover == Cover::AllKeys);
             if !repeats {

@@ -9,8 +9,8 @@ use crate::tensor::view::View;
 /// Boolean mask: which keys each row may attend to. The variant names the polarity: projects disagree, so there is no
 /// default.
 ///
-/// Shape `[batch, heads, q_len, kv_len]`; each of the four may be 1 and is then broadcast. For a mask over the first
-/// keys only, see `Inputs::mask_prefix`.
+/// Shape `[batch, heads, q_len, kv_len]`; each of the four may be 1 and is then broadcast, and heads may be those of keys and
+/// values. For a mask over the first or last keys only, see `Inputs::mask_prefix` and `Inputs::mask_suffix`.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Mask<'a> {
@@ -58,7 +58,8 @@ pub struct Ragged<'a> {
     pub k: Option<&'a [usize]>,
 }
 
-/// Bias or mask, and the keys for which it has columns. Batch, heads and rows of 1 are broadcast.
+/// Bias or mask, and the keys for which it has columns. Batch, heads and rows of 1 are broadcast; with as many heads as keys and
+/// values have, the query heads that share one of these use its head.
 #[derive(Debug, Clone, Copy)]
 pub struct Covered<T> {
     /// Bias or mask.
@@ -74,6 +75,17 @@ pub enum Cover {
     AllKeys,
     /// The first keys; the others are hidden.
     FirstKeys,
+    /// The last keys of each sequence; those before are as without it.
+    LastKeys,
+}
+
+impl Cover {
+    /// Returns the key of a sequence of `kv_len` keys that the first of so many columns is for; below 0 if the sequence has
+    /// fewer keys.
+    #[inline(always)]
+    pub(crate) fn first_key(self, columns: usize, kv_len: usize) -> isize {
+        if self == Self::LastKeys { kv_len as isize - columns as isize } else { 0 }
+    }
 }
 
 /// Settings and tensors that change scores. All off by default.
@@ -83,6 +95,8 @@ pub struct Options<'a> {
     pub softcap: Option<f32>,
     /// Bias added to the scores; −∞ hides. `[batch, heads, rows, columns]`, of any element type.
     pub bias: Option<Covered<Tensor<'a>>>,
+    /// Number of sequences after which biases and masks with a batch of so many repeat.
+    pub period: Option<usize>,
     /// ALiBi slopes, one per query head: −slope·|p − j| is added.
     pub alibi: Option<&'a [f32]>,
     /// Keys that rows may attend to, `[batch, heads, rows, columns]`.

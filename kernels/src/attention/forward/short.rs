@@ -43,6 +43,7 @@ impl<'t> ShortCall<'t> {
             sources: _,
             row_positions: _,
             key_positions: _,
+            period: _,
         } = call.options
         else {
             return None;

@@ -164,6 +164,7 @@ fn are_alike(call: &Call<'_>, given: Given) -> bool {
         sources: _,
         row_positions: _,
         key_positions: _,
+        period: _,
     } = &call.options;
     bias.is_none() && alibi.is_none() && mask.is_none() && dropout.is_none() && !given.score && !given.mask
 }

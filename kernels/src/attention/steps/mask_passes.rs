@@ -33,7 +33,7 @@ pub(crate) unsafe fn mask<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[
                         }
                     };
                     // SAFETY: the caller guarantees that every row's columns are readable.
-                    unsafe { rows[row].for_each_panel(panels, u8::from(!keep), hide) };
+                    unsafe { rows[row].for_each_panel(panels, u8::from(keep), u8::from(!keep), hide) };
                 },
             );
         },
@@ -54,13 +54,17 @@ pub(crate) unsafe fn narrow_by_mask<S: Simd>(s: S, rows: &[Columns<u8>], polarit
                     *range = RowKeys::EMPTY;
                     continue;
                 }
-                let mut copy = [0u8; KEY_BLOCK];
-                let bytes = if row.element == 1 {
+                if row.before >= to {
+                    continue;
+                }
+                let mut copy;
+                let bytes = if row.element == 1 && row.before == 0 {
                     // SAFETY: contiguous columns of the row.
                     unsafe { core::slice::from_raw_parts(row.first, to) }
                 } else {
-                    for (j, byte) in copy.iter_mut().enumerate().take(to).skip(from) {
-                        // SAFETY: `j < row.len`.
+                    copy = [u8::from(matches!(polarity, Mask::Keep(_))); KEY_BLOCK];
+                    for (j, byte) in copy.iter_mut().enumerate().take(to).skip(from.max(row.before)) {
+                        // SAFETY: `before <= j < row.len`.
                         *byte = unsafe { row.get(j) };
                     }
                     &copy[..to]

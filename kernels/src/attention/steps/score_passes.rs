@@ -10,31 +10,35 @@ use crate::tensor::any::{Typed, size_of_val_of};
 use crate::tensor::element::{Bf16, Element, F16};
 use crate::tensor::rows::KEY_BLOCK;
 
-/// Row of a bias or mask, from a block's first key on.
+/// Row of a bias or mask, by the keys of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns<T> {
+    /// Column of key `before`.
     pub(crate) first: *const T,
     pub(crate) element: isize,
-    /// Number of columns; keys beyond them are hidden.
+    /// Number of the block's first keys that have no column, and stay as they are.
+    pub(crate) before: usize,
+    /// Number of keys up to the last column; keys beyond are hidden.
     pub(crate) len: usize,
 }
 
 impl<T: Copy> Columns<T> {
-    pub(crate) const NONE: Self = Self { first: core::ptr::null(), element: 0, len: 0 };
+    pub(crate) const NONE: Self = Self { first: core::ptr::null(), element: 0, before: 0, len: 0 };
 
-    /// Returns column `j`.
+    /// Returns the column of key `j`.
     ///
     /// # Safety
-    /// The row is readable and `j < len`.
+    /// The row is readable and `before <= j < len`.
     #[inline(always)]
     pub(crate) unsafe fn get(&self, j: usize) -> T {
-        debug_assert!(j < self.len, "column {j} of {}", self.len);
-        // SAFETY: the caller guarantees a readable row and `j < len`.
-        unsafe { *self.first.offset(j as isize * self.element) }
+        debug_assert!((self.before..self.len).contains(&j), "key {j} of {}..{}", self.before, self.len);
+        // SAFETY: the caller guarantees a readable row and a key with a column.
+        unsafe { *self.first.offset((j - self.before) as isize * self.element) }
     }
 
     /// Calls `f(panel, its sixteen columns)` for each panel: the columns in place if they are contiguous and complete,
-    /// otherwise a copy padded with `fill`.
+    /// otherwise a copy, filled up with `none` for keys that stay as they are and with `fill` for those beyond the last. Panels
+    /// of keys that stay as they are, are left out.
     ///
     /// # Safety
     /// The row is readable.
@@ -42,21 +46,24 @@ impl<T: Copy> Columns<T> {
     pub(crate) unsafe fn for_each_panel(
         &self,
         panels: core::ops::Range<usize>,
+        none: T,
         fill: T,
         mut f: impl FnMut(usize, *const T),
     ) {
         let there = if self.element == 1 { self.len / LANES } else { 0 };
-        let split = there.clamp(panels.start, panels.end);
-        for panel in panels.start..split {
+        let start = (self.before / LANES).clamp(panels.start, panels.end);
+        let first = self.before.div_ceil(LANES).clamp(start, panels.end);
+        let split = there.clamp(first, panels.end);
+        for panel in first..split {
             // SAFETY: sixteen contiguous columns of the row.
-            f(panel, unsafe { self.first.add(panel * LANES) });
+            f(panel, unsafe { self.first.add(panel * LANES - self.before) });
         }
-        for panel in split..panels.end {
+        for panel in (start..first).chain(split..panels.end) {
             let mut lanes = [fill; LANES];
             let first = panel * LANES;
             for (i, lane) in lanes.iter_mut().enumerate().take(self.len.saturating_sub(first)) {
-                // SAFETY: `first + i < len`.
-                *lane = unsafe { self.get(first + i) };
+                // SAFETY: `before <= first + i < len`.
+                *lane = if first + i < self.before { none } else { unsafe { self.get(first + i) } };
             }
             f(panel, lanes.as_ptr());
         }
@@ -215,7 +222,7 @@ unsafe fn bias_of<S: Simd, T: Element>(s: S, mut row_block: ScoreBlock<'_>, rows
                 }
             };
             // SAFETY: the caller guarantees that every row's columns are readable.
-            unsafe { rows[row].for_each_panel(panels, T::narrow(f32::NEG_INFINITY), add) };
+            unsafe { rows[row].for_each_panel(panels, T::narrow(0.0), T::narrow(f32::NEG_INFINITY), add) };
         },
     );
 }
