@@ -1,0 +1,128 @@
+//! Models whose attention the page shows: the translator's encoder, which is part of this module, or a BERT from its files.
+
+use sdpa_layers::{
+    Bert, BertConfig, BertInput, Compute, Embedding, Linear, ModelError, Norm, SafeTensorsFile, Sequences, TensorSource,
+    Weights,
+};
+use std::error::Error;
+
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// The first attention of the translator's encoder (`build.rs`).
+const WORDS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/words.safetensors"));
+
+/// Words of the translator by number, separated by spaces; the first is the mark of the end.
+pub(crate) const NAMES: &str = include_str!(concat!(env!("OUT_DIR"), "/words.txt"));
+
+/// Longest text of the translator's words, in tokens.
+const POSITIONS: usize = 512;
+
+const EPS: f32 = 1e-6;
+
+/// Projections to queries, keys and values of one layer.
+type Projections = [Linear; 3];
+
+/// Model up to the projections of each layer's attention.
+#[derive(Debug)]
+pub(crate) struct Model {
+    layers: Vec<Projections>,
+    heads: usize,
+    states: States,
+    compute: Compute<'static>,
+}
+
+/// Part of a model that makes the rows which the projections read.
+#[derive(Debug)]
+enum States {
+    Words { tokens: Embedding, positions: Embedding, norm: Norm },
+    Bert(Bert),
+}
+
+impl Model {
+    /// Reads the words of the translator and the first layer of its encoder.
+    pub(crate) fn words() -> Result<Self> {
+        let file = SafeTensorsFile::new(WORDS)?;
+        let tokens = tensor(&file, "embedding.english.weight", |data, width| Embedding::new(data, width))?;
+        let states = States::Words {
+            positions: Embedding::sinusoidal(POSITIONS, tokens.width())?,
+            tokens,
+            norm: tensor(&file, "encoder.0.self.norm.weight", |data, _| Norm::rms(data, EPS))?,
+        };
+        let [q, k, v] = ["q", "k", "v"].map(|part| {
+            let name = format!("encoder.0.self.{part}.weight");
+            tensor(&file, &name, |data, width| Ok(Linear::new(Weights::rows(data, [data.len() / width, width])?)))
+        });
+        let heads = env!("HEADS").parse()?;
+        Ok(Self { layers: vec![[q?, k?, v?]], heads, states, compute: Compute::default() })
+    }
+
+    /// Reads a BERT from its `config.json` and `model.safetensors`.
+    pub(crate) fn bert(config: &[u8], weights: &[u8]) -> Result<Self> {
+        let (sizes, file) = (BertConfig::from_json(config)?, SafeTensorsFile::new(weights)?);
+        let prefix = if file.contains("bert.embeddings.word_embeddings.weight") { "bert." } else { "" };
+        let projection = |layer: usize, part: &str| {
+            let name = format!("{prefix}encoder.layer.{layer}.attention.self.{part}");
+            let bias = tensor(&file, &format!("{name}.bias"), |data, _| Ok(data.to_vec()))?;
+            tensor(&file, &format!("{name}.weight"), |data, width| {
+                Ok(Linear::new(Weights::rows(data, [data.len() / width, width])?.bias(&bias)?))
+            })
+        };
+        let layers = (0..sizes.num_hidden_layers)
+            .map(|n| Ok([projection(n, "query")?, projection(n, "key")?, projection(n, "value")?]))
+            .collect::<Result<_>>()?;
+        let heads = sizes.num_attention_heads;
+        Ok(Self { layers, heads, states: States::Bert(Bert::new(sizes, &file)?), compute: Compute::default() })
+    }
+
+    pub(crate) fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    pub(crate) fn heads(&self) -> usize {
+        self.heads
+    }
+
+    /// Queries, keys and values of a layer, each `[tokens, width]`, whose columns are the heads, one after another.
+    pub(crate) fn project(&mut self, layer: usize, tokens: &[u32]) -> Result<[Vec<f32>; 3]> {
+        let projections = self.layers.get(layer).ok_or("there is no such layer")?;
+        let states = self.states.rows(layer, tokens, &mut self.compute)?;
+        let mut parts = [const { Vec::new() }; 3];
+        for (part, projection) in parts.iter_mut().zip(projections) {
+            part.resize(tokens.len() * projection.outputs(), 0.0);
+            projection.forward(&states, part, &mut self.compute)?;
+        }
+        Ok(parts)
+    }
+}
+
+impl States {
+    /// Rows that the projections of a layer read, `[tokens, width]`.
+    fn rows(&self, layer: usize, tokens: &[u32], compute: &mut Compute<'_>) -> Result<Vec<f32>> {
+        let sequences = Sequences::one(tokens.len());
+        match self {
+            States::Words { tokens: table, positions, norm } => {
+                let mut x = vec![0.0; tokens.len() * table.width()];
+                table.look_up(tokens, &mut x, compute)?;
+                positions.add_positions(&mut x, sequences, 0, compute)?;
+                let mut normed = vec![0.0; x.len()];
+                norm.forward(&x, &mut normed, compute)?;
+                Ok(normed)
+            }
+            States::Bert(bert) => {
+                let mut x = vec![0.0; tokens.len() * bert.width()];
+                bert.forward_to(layer, BertInput::new(tokens, sequences), &mut x, compute)?;
+                Ok(x)
+            }
+        }
+    }
+}
+
+/// Makes a part of a model from a tensor's numbers and the length of its rows.
+fn tensor<T>(
+    file: &SafeTensorsFile<'_>,
+    name: &str,
+    make: impl FnOnce(&[f32], usize) -> std::result::Result<T, sdpa::Error>,
+) -> Result<T> {
+    let tensor = file.tensor(name)?.ok_or_else(|| ModelError::Missing { tensor: name.to_owned() })?;
+    Ok(make(tensor.data(), tensor.shape().last().copied().unwrap_or(1).max(1))?)
+}
