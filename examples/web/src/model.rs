@@ -8,8 +8,8 @@ use std::error::Error;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The first attention of the translator's encoder (`build.rs`).
-const WORDS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/words.safetensors"));
+/// First attention of the translator's encoder, rounded to 8 bits (`build.rs`).
+const WORDS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/words.bin"));
 
 /// Words of the translator by number, separated by spaces; the first is the mark of the end.
 pub(crate) const NAMES: &str = include_str!(concat!(env!("OUT_DIR"), "/words.txt"));
@@ -41,19 +41,20 @@ enum States {
 impl Model {
     /// Reads the words of the translator and the first layer of its encoder.
     pub(crate) fn words() -> Result<Self> {
-        let file = SafeTensorsFile::new(WORDS)?;
-        let tokens = tensor(&file, "embedding.english.weight", |data, width| Embedding::new(data, width))?;
+        let mut rest = WORDS;
+        let mut next = || matrix(&mut rest).ok_or("words.bin ends early");
+        let [(table, width), (gains, _)] = [next()?, next()?];
         let states = States::Words {
-            positions: Embedding::sinusoidal(POSITIONS, tokens.width())?,
-            tokens,
-            norm: tensor(&file, "encoder.0.self.norm.weight", |data, _| Norm::rms(data, EPS))?,
+            tokens: Embedding::new(table, width)?,
+            positions: Embedding::sinusoidal(POSITIONS, width)?,
+            norm: Norm::rms(gains, EPS)?,
         };
-        let [q, k, v] = ["q", "k", "v"].map(|part| {
-            let name = format!("encoder.0.self.{part}.weight");
-            tensor(&file, &name, |data, width| Ok(Linear::new(Weights::rows(data, [data.len() / width, width])?)))
-        });
-        let heads = env!("HEADS").parse()?;
-        Ok(Self { layers: vec![[q?, k?, v?]], heads, states, compute: Compute::default() })
+        let mut projection = || -> Result<Linear> {
+            let (weights, inputs) = next()?;
+            Ok(Linear::new(Weights::rows(&weights, [weights.len() / inputs, inputs])?))
+        };
+        let layers = vec![[projection()?, projection()?, projection()?]];
+        Ok(Self { layers, heads: env!("HEADS").parse()?, states, compute: Compute::default() })
     }
 
     /// Reads a BERT from its `config.json` and `model.safetensors`.
@@ -115,6 +116,18 @@ impl States {
             }
         }
     }
+}
+
+/// Takes a matrix of 8 bits off the front, as `build.rs` writes it; returns its numbers, row by row, and its width.
+fn matrix(from: &mut &[u8]) -> Option<(Vec<f32>, usize)> {
+    let mut four = || from.split_off(..4).and_then(|bytes| bytes.first_chunk().copied());
+    let [rows, width] = [four()?, four()?].map(|bytes| u32::from_le_bytes(bytes) as usize);
+    let mut numbers = Vec::with_capacity(rows * width);
+    for _ in 0..rows {
+        let scale = f32::from_le_bytes(*from.split_off(..4)?.first_chunk()?);
+        numbers.extend(from.split_off(..width)?.iter().map(|&byte| scale * f32::from(byte as i8)));
+    }
+    Some((numbers, width))
 }
 
 /// Makes a part of a model from a tensor's numbers and the length of its rows.
