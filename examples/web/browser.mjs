@@ -2,7 +2,9 @@
 import { spawn } from 'node:child_process';
 
 const ARGUMENTS = ['--headless', '--no-sandbox', '--disable-gpu', '--hide-scrollbars', '--remote-debugging-pipe',
-  '--window-size=1140,900', 'about:blank'];
+  '--window-size=1000,900', 'about:blank'];
+
+const MARGIN = 16;
 
 export async function openBrowser(program) {
   const process = spawn(program, ARGUMENTS, { stdio: ['ignore', 'ignore', 'ignore', 'pipe', 'pipe'] });
@@ -67,11 +69,12 @@ class Tab {
     return result.value;
   }
 
-  // A PNG of an element.
+  // A PNG of an element, with a margin.
   async picture(element) {
     const { x, y, width, height } = await this.evaluate(`document.querySelector('${element}').getBoundingClientRect().toJSON()`);
     const { data } = await this.send('Page.captureScreenshot', {
-      captureBeyondViewport: true, clip: { x, y, width, height, scale: 1 },
+      captureBeyondViewport: true,
+      clip: { x: x - MARGIN, y: y - MARGIN, width: width + 2 * MARGIN, height: height + 2 * MARGIN, scale: 1 },
     });
     return Buffer.from(data, 'base64');
   }

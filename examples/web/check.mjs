@@ -56,7 +56,7 @@ async function checkWords(tab) {
   checkNumbers(first, { heads: 4, tokens: 10 });
   await checkMaps(tab, 4);
   report(first);
-  await writeFile(picture, await tab.picture('main'));
+  await writeFile(picture, await tab.picture('#heads'));
 
   const text = "We can't often choose eighty-one small zebras";
   await tab.evaluate(`(() => {

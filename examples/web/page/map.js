@@ -12,7 +12,8 @@ function colour(weight) {
 }
 
 const FONT = '"DejaVu Sans", system-ui, sans-serif';
-const CELL = { most: 40, withNumbers: 24 };
+// Sides of a cell in pixels: whole numbers, so that no line shows between cells.
+const CELL = { least: 3, most: 31, withNumbers: 24 };
 
 // Draws the weights of one head, [names, names], as wide as its place is. `point` is called with the row and the column
 // that the mouse is on, or with nothing.
@@ -22,9 +23,9 @@ function drawMap(canvas, names, weights, point) {
   context.font = `${size}px ${FONT}`;
   const label = Math.ceil(Math.max(...names.map((name) => context.measureText(name).width)));
   const left = label + 8;
-  const cell = Math.min(CELL.most, (canvas.clientWidth - left - 4) / names.length);
+  const cell = Math.max(CELL.least, Math.min(CELL.most, Math.floor((canvas.clientWidth - left - 4) / names.length)));
   const below = Math.ceil(label * Math.SQRT1_2) + 16;
-  const [width, height] = [canvas.clientWidth, Math.ceil(cell * names.length + below)];
+  const [width, height] = [canvas.clientWidth, cell * names.length + below];
   const density = window.devicePixelRatio || 1;
   Object.assign(canvas, { width: width * density, height: height * density });
   canvas.style.height = `${height}px`;
@@ -42,10 +43,9 @@ function drawMap(canvas, names, weights, point) {
 
 function drawCell(context, x, y, cell, weight) {
   context.fillStyle = colour(weight);
-  // A little larger, so that no gap shows between neighbours whose edges are between pixels.
-  context.fillRect(x, y, cell + 0.3, cell + 0.3);
+  context.fillRect(x, y, cell, cell);
   if (cell < CELL.withNumbers || weight < 0.005) return;
-  context.font = `${Math.round(cell * 0.32)}px ${FONT}`;
+  context.font = `${Math.round(cell * 0.33)}px ${FONT}`;
   context.fillStyle = weight > 0.5 ? '#000' : '#fff';
   context.textAlign = 'center';
   context.textBaseline = 'middle';

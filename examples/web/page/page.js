@@ -9,8 +9,11 @@ const LONG = 256;
 const BOUND = 1e-5;
 // What the module calls its tensors, texts and rooms (src/exports.rs).
 const DATA = { q: 0, k: 1, v: 2, out: 3, weights: 4, words: 5, message: 6 };
-const ROOMS = { tokens: 0, config: 1, weights: 2 };
+const ROOMS = { integers: 0, text: 1, numbers: 2 };
 const FILES = ['config.json', 'model.safetensors', 'vocab.txt'];
+
+const BERT_SIZES = ['vocab_size', 'hidden_size', 'num_hidden_layers', 'num_attention_heads', 'intermediate_size',
+  'max_position_embeddings', 'type_vocab_size'];
 
 const at = (id) => document.getElementById(id);
 let module;
@@ -32,13 +35,15 @@ function write(room, bytes) {
   new Uint8Array(module.memory.buffer, address, bytes.length).set(bytes);
 }
 
+const writeIntegers = (integers) => write(ROOMS.integers, new Uint8Array(Uint32Array.from(integers).buffer));
+
 function check(succeeded) {
   if (!succeeded) throw new Error(text(DATA.message));
 }
 
 // Tensors of a layer's attention on these tokens, from sdpa.
 function weigh(tokens) {
-  write(ROOMS.tokens, new Uint8Array(Uint32Array.from(tokens, ({ id }) => id).buffer));
+  writeIntegers(tokens.map(({ id }) => id));
   check(module.weigh(Number(at('layer').value)));
   const [q, k, v] = [DATA.q, DATA.k, DATA.v].map(floats);
   const heads = module.heads();
@@ -135,21 +140,40 @@ function openWords() {
     tokenizer.names.slice(1));
 }
 
-// Opens a BERT from files, by name, each a Blob or a Response.
+// Opens a BERT from its files, by name.
 async function openBert(files) {
-  const [config, weights, vocabulary] = await Promise.all(FILES.map((name) => files[name].arrayBuffer()));
-  write(ROOMS.config, new Uint8Array(config));
-  write(ROOMS.weights, new Uint8Array(weights));
-  check(module.open_bert());
-  tokenizer = new WordPieces(new TextDecoder().decode(vocabulary));
+  const config = JSON.parse(await files['config.json'].text());
+  await addTensors(files['model.safetensors']);
+  if ((config.hidden_act ?? 'gelu') !== 'gelu') throw new Error(`config.json: hidden_act is ${config.hidden_act}, but must be gelu`);
+  writeIntegers(BERT_SIZES.map((name) => config[name]));
+  check(module.open_bert(config.layer_norm_eps ?? 1e-12));
+  tokenizer = new WordPieces(await files['vocab.txt'].text());
   opened('The heads of each layer of a BERT. All is computed here, by the Rust crate sdpa in WebAssembly.');
+}
+
+// Hands over the tensors of a safetensors file: the length of a header in JSON, the header, numbers.
+async function addTensors(file) {
+  const bytes = async (start, end) => (await file.slice(start, end).arrayBuffer());
+  const start = 8 + Number(new DataView(await bytes(0, 8)).getBigUint64(0, true));
+  const header = JSON.parse(new TextDecoder().decode(await bytes(8, start)));
+  for (const [name, { dtype, shape, data_offsets: [from, to] = [] }] of Object.entries(header)) {
+    // Notes, and the numbers of positions, which are no weights.
+    if (name === '__metadata__' || dtype === 'I64') continue;
+    if (dtype !== 'F32') throw new Error(`${name}: ${dtype}, but must be F32`);
+    write(ROOMS.text, new TextEncoder().encode(name));
+    writeIntegers(shape);
+    write(ROOMS.numbers, new Uint8Array(await bytes(start + from, start + to)));
+    check(module.add_tensor());
+  }
 }
 
 // Files of a model beside the page, or nothing: a page that is opened from a disk cannot fetch them.
 async function filesBeside() {
   if (location.protocol === 'file:') return undefined;
   const found = await Promise.all(FILES.map((name) => fetch(name)));
-  return found.every(({ ok }) => ok) ? Object.fromEntries(FILES.map((name, n) => [name, found[n]])) : undefined;
+  if (!found.every(({ ok }) => ok)) return undefined;
+  const blobs = await Promise.all(found.map((answer) => answer.blob()));
+  return Object.fromEntries(FILES.map((name, n) => [name, blobs[n]]));
 }
 
 function listen() {

@@ -2,19 +2,22 @@
 #![expect(unsafe_code, reason = "names that are exported; there is no block of unsafe code")]
 
 use crate::heads::Heads;
-use crate::model::{Model, NAMES, Result};
+use crate::model::{Model, NAMES, Result, Tensors};
+use sdpa_layers::{BertConfig, Tensor};
 use std::cell::RefCell;
 
-/// Bytes that JavaScript writes, by number.
-const TOKENS: usize = 0;
-const CONFIG: usize = 1;
-const WEIGHTS: usize = 2;
+/// Bytes that JavaScript writes: integers, such as tokens; a text; the numbers of a tensor.
+const INTEGERS: usize = 0;
+const TEXT: usize = 1;
+const NUMBERS: usize = 2;
 
 /// State of the page.
 #[derive(Debug)]
 struct Page {
     model: Option<Model>,
     heads: Heads,
+    /// Those of a model that is not yet open.
+    tensors: Tensors,
     rooms: [Vec<u8>; 3],
     /// Why the last call failed.
     message: String,
@@ -22,7 +25,13 @@ struct Page {
 
 thread_local! {
     static PAGE: RefCell<Page> = const {
-        RefCell::new(Page { model: None, heads: Heads::new(), rooms: [const { Vec::new() }; 3], message: String::new() })
+        RefCell::new(Page {
+            model: None,
+            heads: Heads::new(),
+            tensors: Tensors::new(),
+            rooms: [const { Vec::new() }; 3],
+            message: String::new(),
+        })
     };
 }
 
@@ -45,13 +54,13 @@ impl Page {
         Ok(())
     }
 
-    /// Tokens that JavaScript has written.
-    fn tokens(&self) -> Vec<u32> {
-        self.rooms[TOKENS].as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect()
+    /// Integers that JavaScript has written.
+    fn integers(&self) -> Vec<u32> {
+        self.rooms[INTEGERS].as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect()
     }
 }
 
-/// Makes room for bytes of this kind (tokens 0, config 1, weights 2), which JavaScript then writes there.
+/// Makes room for bytes of this kind (integers 0, text 1, numbers of f32 2), which JavaScript then writes there.
 #[unsafe(no_mangle)]
 pub extern "C" fn room(kind: usize, len: usize) -> *mut u8 {
     PAGE.with_borrow_mut(|page| {
@@ -69,12 +78,40 @@ pub extern "C" fn open_words() -> u32 {
     })
 }
 
-/// Opens the BERT whose files JavaScript has written.
+/// Takes a tensor whose name, sizes and numbers JavaScript has written, for [`open_bert`].
 #[unsafe(no_mangle)]
-pub extern "C" fn open_bert() -> u32 {
+pub extern "C" fn add_tensor() -> u32 {
     call(|page| {
-        let [config, weights] = [CONFIG, WEIGHTS].map(|kind| std::mem::take(&mut page.rooms[kind]));
-        page.model = Some(Model::bert(&config, &weights)?);
+        let shape: Vec<usize> = page.integers().into_iter().map(|n| n as usize).collect();
+        let [name, bytes] = [TEXT, NUMBERS].map(|kind| std::mem::take(&mut page.rooms[kind]));
+        let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        page.tensors.add(String::from_utf8(name)?, Tensor::new(shape, numbers)?);
+        Ok(())
+    })
+}
+
+/// Opens the BERT of these tensors, whose sizes JavaScript has written as integers.
+#[unsafe(no_mangle)]
+pub extern "C" fn open_bert(layer_norm_eps: f32) -> u32 {
+    call(|page| {
+        let sizes: Vec<usize> = page.integers().into_iter().map(|n| n as usize).collect();
+        let &[vocab_size, hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, positions, types] =
+            &sizes[..]
+        else {
+            return Err("a BERT has seven sizes".into());
+        };
+        let config = BertConfig {
+            vocab_size,
+            hidden_size,
+            num_hidden_layers,
+            num_attention_heads,
+            intermediate_size,
+            max_position_embeddings: positions,
+            type_vocab_size: types,
+            layer_norm_eps,
+            ..BertConfig::default()
+        };
+        page.model = Some(Model::bert(config, &std::mem::take(&mut page.tensors))?);
         Ok(())
     })
 }
@@ -83,7 +120,7 @@ pub extern "C" fn open_bert() -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn weigh(layer: usize) -> u32 {
     call(|page| {
-        let tokens = page.tokens();
+        let tokens = page.integers();
         page.project(layer, &tokens)?;
         page.heads.weigh()
     })

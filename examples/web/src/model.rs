@@ -1,14 +1,13 @@
 //! Models whose attention the page shows: the translator's encoder, which is part of this module, or a BERT from its files.
 
 use sdpa_layers::{
-    Bert, BertConfig, BertInput, Compute, Embedding, Linear, ModelError, Norm, SafeTensorsFile, Sequences, TensorSource,
-    Weights,
+    Bert, BertConfig, BertInput, Compute, Embedding, Linear, ModelError, Norm, Sequences, Tensor, TensorSource, Weights,
 };
 use std::error::Error;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// First attention of the translator's encoder, rounded to 8 bits (`build.rs`).
+/// First attention of the translator's encoder, rounded (`build.rs`).
 const WORDS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/words.bin"));
 
 /// Words of the translator by number, separated by spaces; the first is the mark of the end.
@@ -57,22 +56,15 @@ impl Model {
         Ok(Self { layers, heads: env!("HEADS").parse()?, states, compute: Compute::default() })
     }
 
-    /// Reads a BERT from its `config.json` and `model.safetensors`.
-    pub(crate) fn bert(config: &[u8], weights: &[u8]) -> Result<Self> {
-        let (sizes, file) = (BertConfig::from_json(config)?, SafeTensorsFile::new(weights)?);
-        let prefix = if file.contains("bert.embeddings.word_embeddings.weight") { "bert." } else { "" };
-        let projection = |layer: usize, part: &str| {
-            let name = format!("{prefix}encoder.layer.{layer}.attention.self.{part}");
-            let bias = tensor(&file, &format!("{name}.bias"), |data, _| Ok(data.to_vec()))?;
-            tensor(&file, &format!("{name}.weight"), |data, width| {
-                Ok(Linear::new(Weights::rows(data, [data.len() / width, width])?.bias(&bias)?))
-            })
-        };
-        let layers = (0..sizes.num_hidden_layers)
-            .map(|n| Ok([projection(n, "query")?, projection(n, "key")?, projection(n, "value")?]))
-            .collect::<Result<_>>()?;
-        let heads = sizes.num_attention_heads;
-        Ok(Self { layers, heads, states: States::Bert(Bert::new(sizes, &file)?), compute: Compute::default() })
+    /// Makes a BERT of its sizes and its tensors.
+    pub(crate) fn bert(sizes: BertConfig, tensors: &Tensors) -> Result<Self> {
+        let (heads, number) = (sizes.num_attention_heads, sizes.num_hidden_layers);
+        // It says which tensors are missing or do not fit.
+        let states = States::Bert(Bert::new(sizes, tensors)?);
+        let layer =
+            |n| Ok([tensors.projection(n, "query")?, tensors.projection(n, "key")?, tensors.projection(n, "value")?]);
+        let layers = (0..number).map(layer).collect::<Result<_>>()?;
+        Ok(Self { layers, heads, states, compute: Compute::default() })
     }
 
     pub(crate) fn layers(&self) -> usize {
@@ -118,7 +110,45 @@ impl States {
     }
 }
 
-/// Takes a matrix of 8 bits off the front, as `build.rs` writes it; returns its numbers, row by row, and its width.
+/// Tensors of a model's file, which JavaScript takes apart: its own JSON costs the page nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Tensors(Vec<(String, Tensor<'static>)>);
+
+impl Tensors {
+    pub(crate) const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    pub(crate) fn add(&mut self, name: String, tensor: Tensor<'static>) {
+        self.0.push((name, tensor));
+    }
+
+    fn find(&self, name: &str) -> Option<&Tensor<'static>> {
+        self.0.iter().find(|(found, _)| found == name).map(|(_, tensor)| tensor)
+    }
+
+    fn projection(&self, layer: usize, part: &str) -> Result<Linear> {
+        let prefix = if self.contains("bert.embeddings.word_embeddings.weight") { "bert." } else { "" };
+        let [weight, bias] = ["weight", "bias"].map(|end| {
+            let name = format!("{prefix}encoder.layer.{layer}.attention.self.{part}.{end}");
+            self.find(&name).ok_or(ModelError::Missing { tensor: name })
+        });
+        let (weight, bias) = (weight?.data(), bias?.data());
+        Ok(Linear::new(Weights::rows(weight, [bias.len(), weight.len() / bias.len().max(1)])?.bias(bias)?))
+    }
+}
+
+impl TensorSource for Tensors {
+    fn tensor(&self, name: &str) -> std::result::Result<Option<Tensor<'_>>, ModelError> {
+        Ok(self.find(name).map(|tensor| Tensor::new(tensor.shape(), tensor.data())).transpose()?)
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+}
+
+/// Takes a matrix of rounded numbers off the front, as `build.rs` writes it; returns them, row by row, and its width.
 fn matrix(from: &mut &[u8]) -> Option<(Vec<f32>, usize)> {
     let mut four = || from.split_off(..4).and_then(|bytes| bytes.first_chunk().copied());
     let [rows, width] = [four()?, four()?].map(|bytes| u32::from_le_bytes(bytes) as usize);
@@ -128,14 +158,4 @@ fn matrix(from: &mut &[u8]) -> Option<(Vec<f32>, usize)> {
         numbers.extend(from.split_off(..width)?.iter().map(|&byte| scale * f32::from(byte as i8)));
     }
     Some((numbers, width))
-}
-
-/// Makes a part of a model from a tensor's numbers and the length of its rows.
-fn tensor<T>(
-    file: &SafeTensorsFile<'_>,
-    name: &str,
-    make: impl FnOnce(&[f32], usize) -> std::result::Result<T, sdpa::Error>,
-) -> Result<T> {
-    let tensor = file.tensor(name)?.ok_or_else(|| ModelError::Missing { tensor: name.to_owned() })?;
-    Ok(make(tensor.data(), tensor.shape().last().copied().unwrap_or(1).max(1))?)
 }
