@@ -19,7 +19,8 @@ const CELL = { least: 3, most: 31, withNumbers: 24 };
 // that the mouse is on, or with nothing.
 function drawMap(canvas, names, weights, point) {
   const context = canvas.getContext('2d');
-  const size = names.length > 24 ? 9 : 12;
+  // Slanted labels stand closer than their cells.
+  const size = Math.max(7, Math.min(12, (0.6 * (canvas.clientWidth - 60)) / names.length));
   context.font = `${size}px ${FONT}`;
   const label = Math.ceil(Math.max(...names.map((name) => context.measureText(name).width)));
   const left = label + 8;
