@@ -5,8 +5,6 @@ const SENTENCES = ['The beautiful woman does not want a red apple.', 'We often c
 // Longest text that is drawn, and length to which it is repeated for the second measurement, in tokens.
 const MOST = 40;
 const LONG = 256;
-// Largest difference between sdpa's f32 and the loops' f64 that is rounding, as a share of the largest value.
-const BOUND = 1e-5;
 // What the module calls its tensors, texts and rooms (src/exports.rs).
 const DATA = { q: 0, k: 1, v: 2, out: 3, weights: 4, words: 5, message: 6 };
 const ROOMS = { integers: 0, text: 1, numbers: 2 };
@@ -102,7 +100,7 @@ function show() {
   );
   const beyond = sums.reduce((most, sum) => Math.max(most, Math.abs(sum - 1)), 0);
   document.body.dataset.numbers = JSON.stringify({
-    text: at('text').value, unknown, heads: tensors.heads, bound: BOUND, rows: sums.length, beyond, short, long,
+    text: at('text').value, unknown, heads: tensors.heads, rows: sums.length, beyond, short, long,
   });
 }
 
