@@ -82,7 +82,7 @@ pub(crate) fn check(calls: &[Call], far: &[usize], command: &str) {
         }
         let golden = std::fs::read_to_string(&path).expect("a golden file");
         let command = format!("{VARIABLE}=write {command}");
-        if usize::BITS == 32 {
+        if usize::BITS == 32 && !far.is_empty() {
             println!("{name}: calls {far:?} NOT compared, their positions are beyond 32 bits");
             let golden = without(&golden, far);
             isas.iter().for_each(|isa| compare(&golden, &without(&of_64_bits(text(calls, *isa)), far), *isa, &command));

@@ -21,21 +21,29 @@ mod activations;
 mod bert;
 mod bert_refusals;
 mod executors;
-mod generation;
 mod golden;
-mod layer_sizes;
-mod linear;
 mod linear_attention;
 mod linear_attention_bits;
-mod linear_attention_errors;
 mod linear_attention_heads;
 mod linear_attention_support;
 mod minilm;
 mod minilm_layer;
 mod mistakes;
-mod multi_head;
 mod norms;
-mod positions;
 mod torch_layers;
 mod transformer;
 mod written;
+
+// Sizes beyond any machine's memory, which 32 bits cannot write down.
+#[cfg(target_pointer_width = "64")]
+mod generation;
+#[cfg(target_pointer_width = "64")]
+mod layer_sizes;
+#[cfg(target_pointer_width = "64")]
+mod linear;
+#[cfg(target_pointer_width = "64")]
+mod linear_attention_errors;
+#[cfg(target_pointer_width = "64")]
+mod multi_head;
+#[cfg(target_pointer_width = "64")]
+mod positions;
