@@ -131,11 +131,8 @@ pub(crate) fn of_rows(first: usize, inputs: &Inputs<'_>, attention: &Attention) 
     description.fact("value_dim", kv.v_shape()[3].to_string());
     description.fact("scale", attention.scale_for(dim).to_string());
     description.fact("element type of q", inputs.queries().dtype().to_string());
-    for (argument, words) in inputs.options_in_words() {
-        if ["row positions", "key positions"].contains(&argument) && words != "none" {
-            return Err(sdpa::Error::Needs { argument, needs: "a call on one machine" });
-        }
-        description.fact(argument, words);
+    for (what, words) in inputs.options_in_words() {
+        description.fact(what, words);
     }
     match (inputs.ragged_ends(), inputs.key_lens(), attention.alignment()) {
         (Some([rows, keys]), ..) => description.sequences = Sequences::of(rows, keys)?.ends().to_vec(),
