@@ -29,7 +29,7 @@ impl<'a> AttnState<'a> {
         Self::from_inputs(attention, Inputs::new(q, none(dim)?, none(value_dim)?), exec)
     }
 
-    /// Creates a state without keys from the inputs of a call: its queries, biases, masks, ALiBi slopes, sinks key
+    /// Creates a state without keys from the inputs of a call: its queries, biases, masks, ALiBi slopes, sinks, key
     /// lengths and positions. Of its keys and values only the shapes are taken, and they may have no rows: push them. Biases,
     /// masks, lengths and positions are those of all keys that will come; each push takes its columns, and a bias or mask needs
     /// at least as many columns as there will be keys, or one.
