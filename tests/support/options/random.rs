@@ -115,7 +115,7 @@ impl Case {
         let (period, suffix) = (rng.pick(&divisors), rng.below(2) == 0);
         let shape = |rng: &mut Rng| {
             let some = rng.below(keys + 1);
-            let columns = if suffix { rng.pick(&[keys, 0, 1, some]) } else { rng.pick(&[keys, keys, 1]) };
+            let columns = if suffix { rng.pick(&[keys, 0, keys.min(1), some]) } else { rng.pick(&[keys, keys, 1]) };
             [
                 rng.pick(&[1, period, period, batch]),
                 rng.pick(&[1, kv_heads, kv_heads, heads]),
