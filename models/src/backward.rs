@@ -13,10 +13,17 @@ struct Launch {
     progress: Vec<Vec<Progress>>,
     /// Gradients of queries, `[head][row block]`: which key blocks have added to them.
     rows: Vec<Vec<Memory>>,
-    /// Gradient of a bias that all heads share, by key blocks: which heads have added to it.
-    bias: Option<Vec<Memory>>,
+    bias: Option<Bias>,
     /// Column whose worker stops the work, as one that panics does.
     stops_at: Option<usize>,
+}
+
+/// Gradient of a bias that all heads share.
+enum Bias {
+    /// By key blocks: which heads have added to it.
+    Heads(Vec<Memory>),
+    /// Shared by key blocks, too: which of them, counted as they are taken, have added to it.
+    Blocks(Memory),
 }
 
 impl Launch {
@@ -44,7 +51,13 @@ impl Launch {
     }
 
     fn column(&self, head: usize, number: usize) {
-        if self.bias.is_some() && head > 0 && !self.progress[head - 1][number].wait(self.row_blocks, &self.stop) {
+        let place = number * self.heads + head;
+        let before = match &self.bias {
+            Some(Bias::Heads(_)) if head > 0 => Some([head - 1, number]),
+            Some(Bias::Blocks(_)) if place > 0 => Some([(place - 1) % self.heads, (place - 1) / self.heads]),
+            _ => None,
+        };
+        if before.is_some_and(|[head, number]| !self.progress[head][number].wait(self.row_blocks, &self.stop)) {
             return;
         }
         for block in 0..self.row_blocks {
@@ -52,8 +65,10 @@ impl Launch {
                 return;
             }
             self.rows[head][block].push(number);
-            if let Some(bias) = &self.bias {
-                bias[number].push(head);
+            match &self.bias {
+                Some(Bias::Heads(bias)) => bias[number].push(head),
+                Some(Bias::Blocks(bias)) => bias.push(place),
+                None => {}
             }
             self.progress[head][number].set(block + 1);
         }
@@ -83,10 +98,20 @@ fn three_workers_add_in_order() {
 #[test]
 fn heads_add_to_a_shared_bias_in_order() {
     in_every_order(2, || {
-        let launch = Launch { bias: Some(memories(2)), ..Launch::new(2, 2, 1) };
+        let launch = Launch { bias: Some(Bias::Heads(memories(2))), ..Launch::new(2, 2, 1) };
         let launch = on_workers(2, launch, Launch::work);
-        let bias = launch.bias.as_ref().expect("there is one");
+        let Some(Bias::Heads(bias)) = &launch.bias else { unreachable!("there is one") };
         assert!(bias.iter().all(|bias| bias.read() == [0, 1]), "{bias:?}");
+    });
+}
+
+#[test]
+fn key_blocks_add_to_a_bias_that_they_share_in_order() {
+    in_every_order(2, || {
+        let launch = Launch { bias: memories(1).pop().map(Bias::Blocks), ..Launch::new(2, 2, 1) };
+        let launch = on_workers(2, launch, Launch::work);
+        let Some(Bias::Blocks(bias)) = &launch.bias else { unreachable!("there is one") };
+        assert_eq!(bias.read(), [0, 1, 2, 3]);
     });
 }
 

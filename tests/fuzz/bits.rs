@@ -130,7 +130,7 @@ fn options(line: &mut String, case: &Case) {
     let Case { settings, bias, mask, alibi, sinks, kv_lens, ragged, functions, .. } = case;
     let Settings { scale, softcap, causal, window, alignment, dropout, .. } = settings;
     let shape = |[b, h, l, n]: [usize; 4], cover: Cover| {
-        format!("[{b}, {h}, {l}, {n}]{}", if cover == Cover::FirstKeys { " of the first keys" } else { "" })
+        format!("[{b}, {h}, {l}, {n}]{}", if cover == Cover::First { " of the first keys" } else { "" })
     };
     let mut some = |name: &str, x: Option<String>| {
         if let Some(x) = x {

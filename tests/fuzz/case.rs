@@ -41,9 +41,9 @@ pub(crate) struct Entries {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cover {
-    AllKeys,
-    FirstKeys,
-    LastKeys,
+    All,
+    First,
+    Last,
 }
 
 /// What may hide a key.
@@ -77,13 +77,13 @@ pub(crate) struct Case {
 impl Entries {
     /// The entry for a row and a key, unless the key has no column: it is then hidden.
     pub(crate) fn get(&self, at: [usize; 4]) -> Option<f32> {
-        (self.cover == Cover::AllKeys || at[3] < self.of.shape[3]).then(|| self.of.repeated(at))
+        (self.cover == Cover::All || at[3] < self.of.shape[3]).then(|| self.of.repeated(at))
     }
 
     /// How many columns there are if there are so many keys, not as many as before.
     fn columns(&self, keys: usize, before: usize) -> usize {
         let columns = self.of.shape[3];
-        if self.cover == Cover::AllKeys && columns == before { keys } else { columns.min(keys) }
+        if self.cover == Cover::All && columns == before { keys } else { columns.min(keys) }
     }
 
     /// With no more than so many keys.

@@ -289,9 +289,9 @@ pub(crate) fn options(rng: &mut Rng, case: &mut Case) {
     let shape = |rng: &mut Rng| {
         let [b, h, l] = [batch, heads, rows].map(|n| if rng.one_in(2) { 1 } else { n });
         match rng.below(6) {
-            0 => ([b, h, l, 1], Cover::AllKeys),
-            1 => ([b, h, l, rng.below(keys + 1)], Cover::FirstKeys),
-            _ => ([b, h, l, keys], Cover::AllKeys),
+            0 => ([b, h, l, 1], Cover::All),
+            1 => ([b, h, l, rng.below(keys + 1)], Cover::First),
+            _ => ([b, h, l, keys], Cover::All),
         }
     };
     if rng.one_in(4) {

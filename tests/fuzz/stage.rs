@@ -102,18 +102,18 @@ impl<'c> Stage<'c> {
             (Bytes::Bools(x), Polarity::NonzeroHides) => Mask::drop(x.view()),
         };
         match entries.cover {
-            Cover::AllKeys => inputs.mask(mask),
-            Cover::FirstKeys => inputs.mask_prefix(mask),
-            Cover::LastKeys => inputs.mask_suffix(mask),
+            Cover::All => inputs.mask(mask),
+            Cover::First => inputs.mask_prefix(mask),
+            Cover::Last => inputs.mask_suffix(mask),
         }
     }
 
     fn with_bias<'a>(&'a self, inputs: Inputs<'a>) -> Inputs<'a> {
         let (Some(bias), Some((entries, _))) = (&self.bias, &self.case.bias) else { return inputs };
         match entries.cover {
-            Cover::AllKeys => inputs.bias(bias.view()),
-            Cover::FirstKeys => inputs.bias_prefix(bias.view()),
-            Cover::LastKeys => inputs.bias_suffix(bias.view()),
+            Cover::All => inputs.bias(bias.view()),
+            Cover::First => inputs.bias_prefix(bias.view()),
+            Cover::Last => inputs.bias_suffix(bias.view()),
         }
     }
 

@@ -99,7 +99,7 @@ fn with_tensor(case: &Case, both: &Both) -> Case {
     };
     let shape = [case.batch(), case.heads(), rows, keys];
     let of = Array::from_fn(shape, |at| if keeps(at) && plain(at) { 1.0 } else { 0.0 });
-    Case { mask: Some((Entries { of, cover: Cover::AllKeys }, Polarity::NonzeroKeeps)), ..case.clone() }
+    Case { mask: Some((Entries { of, cover: Cover::All }, Polarity::NonzeroKeeps)), ..case.clone() }
 }
 
 /// What the mask says of pairs and of blocks is what its definition says.

@@ -50,14 +50,14 @@ pub(super) fn check(rng: &mut Rng) {
     let ends = call.ragged.clone().map(|ends| ends.map(|x| list(rng, &x)));
     let mut inputs = Inputs::new(q, k, v);
     inputs = call.options[0].map_or(inputs, |(shape, cover)| match cover {
-        Cover::AllKeys => inputs.bias(view(shape)),
-        Cover::FirstKeys => inputs.bias_prefix(view(shape)),
-        Cover::LastKeys => inputs.bias_suffix(view(shape)),
+        Cover::All => inputs.bias(view(shape)),
+        Cover::First => inputs.bias_prefix(view(shape)),
+        Cover::Last => inputs.bias_suffix(view(shape)),
     });
     inputs = call.options[1].map_or(inputs, |(shape, cover)| match cover {
-        Cover::AllKeys => inputs.mask(Mask::keep(bytes(shape))),
-        Cover::FirstKeys => inputs.mask_prefix(Mask::keep(bytes(shape))),
-        Cover::LastKeys => inputs.mask_suffix(Mask::keep(bytes(shape))),
+        Cover::All => inputs.mask(Mask::keep(bytes(shape))),
+        Cover::First => inputs.mask_prefix(Mask::keep(bytes(shape))),
+        Cover::Last => inputs.mask_suffix(Mask::keep(bytes(shape))),
     });
     inputs = call.period.map_or(inputs, |period| inputs.batch_period(period));
     inputs = lists[0].as_ref().map_or(inputs, |x| inputs.alibi(x.slice()));
@@ -124,7 +124,7 @@ impl Call {
         ];
         let options = [(); 2].map(|()| {
             let [b, h, l] = [sequences, rng.pick(&[g, h]), rows].map(|n| if rng.one_in(2) { 1 } else { n });
-            let cover = rng.pick(&[Cover::AllKeys, Cover::FirstKeys, Cover::LastKeys]);
+            let cover = rng.pick(&[Cover::All, Cover::First, Cover::Last]);
             rng.one_in(3).then_some(([b, h, l, keys], cover))
         });
         let lists = [(); 2].map(|()| rng.one_in(3).then(|| vec![0.5; h]));
@@ -226,7 +226,7 @@ impl Call {
         good &= weights.is_none_or(|x| x == [sequences, h, rows, keys]) && mass.is_none_or(|x| x == [b, g, n, 1]);
         for ([ob, oh, ol, columns], cover) in self.options.into_iter().flatten() {
             let fits = |n: usize, to: usize| n == 1 || n == to;
-            let columns = if cover == Cover::AllKeys { fits(columns, keys) } else { columns <= keys };
+            let columns = if cover == Cover::All { fits(columns, keys) } else { columns <= keys };
             let batch = fits(ob, sequences) || ob > 0 && self.period == Some(ob);
             good &= batch && (fits(oh, h) || oh == g) && fits(ol, rows) && columns;
         }
