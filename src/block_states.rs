@@ -55,15 +55,16 @@ impl BlockStates {
     }
 
     /// Computes the states of the query rows over each block of the inputs' keys, which follow `first` keys that lie elsewhere,
-    /// a multiple of 256. Rows are at the positions that [`Alignment::TopLeft`] or [`Alignment::Offset`] gives them among all
-    /// keys. Sinks are not taken in: [`RowStates::write`] adds them once.
+    /// a multiple of 256. Rows are at their own positions, or at those that [`Alignment::TopLeft`] or [`Alignment::Offset`] gives
+    /// them among all keys. Sinks are not taken in: [`RowStates::write`] adds them once.
     ///
     /// Memory: two numbers and an output for each row and block of keys.
     ///
     /// # Errors
     /// As [`Attention::problem`]; [`Error::Multiple`] if `first` is no multiple of 256; [`Error::Range`] if more rows share a
     /// key/value head than one task holds (128, fewer for long heads); [`Error::Needs`] for dropout, for positions of rows but not
-    /// of keys, and for [`Alignment::BottomRight`], which needs the number of all keys; [`Error::Memory`]. There are no states then.
+    /// of keys, and for biases and masks over the last keys and [`Alignment::BottomRight`], which need the number of all keys;
+    /// [`Error::Memory`]. There are no states then.
     pub fn compute(
         &mut self,
         attention: &Attention,
@@ -74,6 +75,9 @@ impl BlockStates {
         self.value_dim = 0;
         let by_order = over_keys_from(first, attention)?;
         inputs.check_row_positions()?;
+        if let Some(argument) = inputs.suffix() {
+            return Err(Error::Needs { argument, needs: "a call over all keys" });
+        }
         // Positions of their own are among all keys.
         let attention = if inputs.key_positions.is_some() { *attention } else { by_order };
         let (call, shape) = attention.call_alone(&inputs)?;

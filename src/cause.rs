@@ -53,8 +53,8 @@ impl fmt::Display for Cause {
             Self::KeyHeads => f.write_str("that is the number of key/value heads, and query heads count here"),
             Self::HeadDim => f.write_str("that is the head_dim of q, and results are as long as values"),
             Self::FirstKeys => f.write_str(
-                "mask_prefix and bias_prefix take fewer columns and hide the other keys, mask_suffix and bias_suffix those \
-                 of the last keys",
+                "mask_prefix and bias_prefix take fewer columns and hide the other keys; mask_suffix and bias_suffix \
+                 take the columns of the last keys",
             ),
             Self::Begin => f.write_str("cumulative lengths begin with 0"),
             Self::End { of, rows } => write!(f, "the last one is the number of rows of {of}, {rows}"),

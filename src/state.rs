@@ -28,7 +28,7 @@ use waiting::Waiting;
 ///
 /// Position-dependent rules need an [`Alignment::TopLeft`](crate::Alignment::TopLeft) or
 /// [`Alignment::Offset`](crate::Alignment::Offset), because the final number of keys
-/// is not known.
+/// is not known, or positions of rows and keys.
 ///
 /// ```
 /// # use sdpa::{Attention, AttnState, Exec, KvShape, View, ViewMut};
@@ -79,7 +79,7 @@ impl<'a> AttnState<'a> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] if they do not fit q or each other, [`Error::Range`] if a bias or mask has no columns for
-    /// them; the state is then unchanged.
+    /// them, or they have no positions; the state is then unchanged.
     pub fn push<'k>(&mut self, k: impl Into<Tensor<'k>>, v: impl Into<Tensor<'k>>) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
         let n = self.call.check_keys([k, v], self.first + self.len())?;

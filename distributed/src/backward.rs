@@ -181,7 +181,8 @@ fn check_bias(rows: &Rows<'_>, agreed: &Agreed) -> Result<(), sdpa::Error> {
         );
     }
     // A stretch of ragged sequences has a row of its own for each row, in a batch of one.
-    if apart && (batch == 1) == agreed.sequences.are_of_batch() {
+    let of_each = if agreed.sequences.are_of_batch() { agreed.sequences.count() } else { 1 };
+    if apart && batch != of_each {
         return refused("a bias that each sequence has of its own, since sequences are computed one by one");
     }
     Ok(())

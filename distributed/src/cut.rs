@@ -47,7 +47,7 @@ impl Cut {
         if self.ranks.iter().any(|rank| rank.rows.is_empty()) {
             return Some(Split::Rows);
         }
-        self.ranks.iter().any(|rank| rank.positions().is_some()).then_some(Split::Heads)
+        self.ranks.iter().any(|rank| rank.positions().is_some() || rank.has_suffix()).then_some(Split::Heads)
     }
 
     pub(crate) fn workload(&self, rows: usize, keys: usize) -> Workload {

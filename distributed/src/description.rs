@@ -31,6 +31,11 @@ impl Description {
         ["row positions", "key positions"].into_iter().find(given)
     }
 
+    /// Returns true if a bias or mask has columns for the last keys only.
+    pub(crate) fn has_suffix(&self) -> bool {
+        self.facts.iter().any(|(what, words)| ["bias", "mask"].contains(&&**what) && words.ends_with("of the last keys"))
+    }
+
     /// Writes a line for each thing.
     pub(crate) fn text(&self) -> String {
         let one_line = |text: &str| text.replace(['\n', '\t'], " ");

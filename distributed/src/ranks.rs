@@ -106,7 +106,8 @@ impl<'c> Ranks<'c> {
     /// however rows and keys are shared out.
     ///
     /// Every option of a call that can be cut by rows and keys has its place in the settings and the share's inputs.
-    /// Dropout is refused; weight functions, and positions of rows or keys, need [`Split::Heads`].
+    /// Dropout is refused; weight functions, positions of rows or keys, and biases and masks over the last keys need
+    /// [`Split::Heads`]; biases and masks by key/value head or with a period need [`Split::Rows`].
     ///
     /// # Errors
     /// [`Error`]; the outputs are then untouched. After [`Error::TimedOut`] messages may still be on their way, so

@@ -11,7 +11,7 @@ pub enum Split {
     Rows,
     /// By heads: each rank computes all rows of some key/value heads and of the query heads that share them. Queries, keys and
     /// values travel there, and the rows of biases and masks; results travel back (all-to-all, as in DeepSpeed-Ulysses,
-    /// arXiv:2309.14509). Weight functions and positions of rows and keys are possible. Every rank names a stretch of
+    /// arXiv:2309.14509). Weight functions, positions of rows and keys, and biases and masks over the last keys are possible. Every rank names a stretch of
     /// rows, if only an empty one, and all give biases and masks in one form: the same batch and heads, and a row for each row or
     /// one for all. More ranks than key/value heads have nothing to compute.
     Heads,

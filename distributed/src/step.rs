@@ -47,7 +47,7 @@ impl<'a> Step<'a> {
     /// the next rank begins one.
     ///
     /// Biases and masks of the inputs have the columns of this rank's keys. Sinks go to [`Self::sinks`]. Positions of rows and keys,
-    /// dropout and bottom-right alignment are refused: name an [`Offset`](sdpa::Alignment::Offset).
+    /// biases and masks over the last keys, dropout and bottom-right alignment are refused: name an [`Offset`](sdpa::Alignment::Offset).
     pub fn new(inputs: Inputs<'a>, first: usize, outputs: Outputs<'a>) -> Self {
         Self { inputs, first, sinks: None, merges: Merges::InOrder, outputs }
     }
@@ -82,6 +82,9 @@ impl<'a> Step<'a> {
                 "sinks" if words != "none" => {
                     let needs = "`Step::sinks`, since they take part once, not on each rank";
                     return Err(sdpa::Error::Needs { argument: "sinks", needs });
+                }
+                "row positions" | "key positions" if words != "none" => {
+                    return Err(sdpa::Error::Needs { argument: what, needs: "a call over all keys" });
                 }
                 "sequences" | "ragged" | "kv_lens" => {}
                 // Each rank has the columns of its own keys.

@@ -126,7 +126,7 @@ impl<'a> BackwardState<'a> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] if keys, values, sums and q do not fit together; [`Error::Range`] if a bias or mask has no columns for the
-    /// keys; [`Error::Multiple`] after a push of other than a multiple of 256; [`Error::Memory`]. State and sums are then unchanged.
+    /// keys, or they have no positions; [`Error::Multiple`] after a push of other than a multiple of 256; [`Error::Memory`]. State and sums are then unchanged.
     pub fn push<'k>(
         &mut self,
         k: impl Into<Tensor<'k>>,
@@ -220,6 +220,7 @@ impl<'a> BackwardState<'a> {
     pub fn skip(&mut self, keys: usize) -> Result<(), Error> {
         check_room(self.keys, keys)?;
         self.whole_blocks_before(keys)?;
+        self.call.inputs.check_columns(self.keys, keys)?;
         if self.sees(self.keys..self.keys + keys) {
             return Err(Error::Needs { argument: "skip", needs: "keys that no row sees" });
         }

@@ -15,6 +15,9 @@ pub(crate) struct Limit {
 /// Largest length of keys and values.
 pub(crate) const LONGEST_DIM: Limit = at_most(MAX_DIM, "the largest possible");
 
+/// Meaning of the number of sequences after which biases and masks repeat, as a limit.
+pub(crate) const PERIOD: &str = "the period";
+
 pub(crate) const fn at_most(limit: usize, of: &'static str) -> Limit {
     Limit { bound: Bound::AtMost, limit, of }
 }

@@ -1,6 +1,6 @@
 //! Inputs of calls whose keys come in parts.
 
-use crate::error::{Error, at_most, same};
+use crate::error::{Error, PERIOD, at_most, multiple_of, same};
 use crate::inputs::{Cover, Covered, Inputs, Source};
 use core::ops::Range;
 use sdpa_kernels::{Bound, Mask, Ragged, Tensor, View};
@@ -225,6 +225,9 @@ impl<'a> Inputs<'a> {
                 return Err(Error::Entry { argument: "kv_lens", index: sequence, got, bound, limit, of });
             }
         }
+        if let Some(period) = self.period {
+            multiple_of(period, PERIOD).check("batch period", "number of sequences", sequences)?;
+        }
         let longest = |ends| (0..sequences).map(|s| len(ends, s)).max().unwrap_or(0);
         let fits = |argument, [batch, _, all, columns]: [usize; 4], cover| {
             if all != 1 {
@@ -246,7 +249,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Name of the bias or mask that has columns for the last keys only, if there is one.
-    fn suffix(&self) -> Option<&'static str> {
+    pub(crate) fn suffix(&self) -> Option<&'static str> {
         let covers =
             [("bias suffix", self.bias.map(|bias| bias.cover)), ("mask suffix", self.mask.map(|mask| mask.cover))];
         covers.into_iter().find_map(|(argument, cover)| (cover == Some(Cover::LastKeys)).then_some(argument))

@@ -150,7 +150,7 @@ impl<'a> AttnState<'a> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] or [`Error::Number`] for slopes that do not fit; [`Error::Needs`] if keys were pushed
-    /// already or no alignment is set.
+    /// already, or neither an alignment nor positions of rows are set.
     pub fn alibi(mut self, slopes: &'a [f32]) -> Result<Self, Error> {
         if !self.is_empty() {
             return Err(Error::Needs { argument: "alibi slopes", needs: "a state without keys" });

@@ -78,12 +78,13 @@ impl AttnState<'_> {
     }
 
     /// Returns which options there are whose numbers are not compared.
-    fn options(&self) -> [(&'static str, bool); 5] {
-        let Inputs { bias, mask, kv_lens, key_positions, .. } = self.call.inputs;
+    fn options(&self) -> [(&'static str, bool); 6] {
+        let Inputs { bias, mask, kv_lens, row_positions, key_positions, .. } = self.call.inputs;
         [
             ("bias", bias.is_some()),
             ("mask", mask.is_some()),
             ("list of key lengths", kv_lens.is_some()),
+            ("list of row positions", row_positions.is_some()),
             ("list of key positions", key_positions.is_some()),
             ("set of functions", self.call.functions.is_some()),
         ]
@@ -107,8 +108,10 @@ impl Settings {
     fn of(state: &AttnState<'_>) -> Self {
         let Attention { softcap, visible: Visible { causality, window }, alignment, precision, .. } =
             state.call.attention;
+        let inputs = &state.call.inputs;
+        let measures = state.call.attention.rule(inputs.alibi.is_some()).is_some() && inputs.row_positions.is_none();
         let offset = match alignment {
-            Some(Alignment::Offset(n)) if state.call.attention.rule(state.call.inputs.alibi.is_some()).is_some() => n,
+            Some(Alignment::Offset(n)) if measures => n,
             _ => 0,
         };
         let window = window.filter(|window| window.sides() != [None; 2]);

@@ -27,11 +27,12 @@ impl AttnState<'_> {
     /// Passes over the next keys without their numbers, if no row sees them ([`Self::sees`]): as a push of so many keys.
     ///
     /// # Errors
-    /// [`Error::Needs`] if a row may see one of them; [`Error::TooLarge`] beyond the last position. The state is then
-    /// unchanged.
+    /// [`Error::Needs`] if a row may see one of them; [`Error::Range`] if a bias or mask has no columns for them, or they have no
+    /// positions; [`Error::TooLarge`] beyond the last position. The state is then unchanged.
     pub fn skip(&mut self, keys: usize) -> Result<(), Error> {
         let next = self.first + self.len();
         check_room(next, keys)?;
+        self.call.inputs.check_columns(next, keys)?;
         if self.sees(next..next + keys) {
             return Err(Error::Needs { argument: "skip", needs: "keys that no row sees" });
         }

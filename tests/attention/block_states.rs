@@ -177,6 +177,10 @@ fn what_cannot_be_cut_is_refused() {
     for (message, word) in messages.iter().zip(["256", "dropout", "bottom-right", "causal"]) {
         assert!(message.contains(word), "{message}");
     }
+    let suffix = [0.0f32; 2];
+    let inputs = tensors.inputs().bias_suffix(View::bhld(&suffix, [1, 1, 1, 2]).unwrap());
+    let error = BlockStates::new().compute(&Attention::new(), inputs, 0, Exec::serial()).unwrap_err();
+    assert_eq!(error.to_string(), "bias suffix: needs a call over all keys");
     let many = Tensors::normal([1, 2, 1, 70, 300, 8, 8], 3);
     let error = BlockStates::new().compute(&Attention::new(), many.inputs(), 0, Exec::serial()).unwrap_err();
     assert!(error.to_string().contains("140"), "{error}");

@@ -99,7 +99,7 @@ fn sizes_that_do_not_fit_are_refused() {
     }
 }
 
-/// What is before the last keys, and columns for keys that a short sequence does not have, are not looked at.
+/// Keys before the last ones, and columns for keys that a short sequence does not have, are not looked at.
 #[test]
 fn columns_without_keys_are_not_used() {
     let case = Case::plain(&mut Rng::new(7), [2, 2, 1, 3, 40, 8, 8]);

@@ -187,6 +187,28 @@ fn keys_that_rules_hide_need_not_come() {
 }
 
 #[test]
+fn keys_without_positions_and_rows_with_other_ones_are_refused() {
+    let (q, places) = ([0.0f32; 4], (0..200).collect::<Vec<i32>>());
+    let none = View::<f32>::bhld(&[], [1, 1, 0, 1]).unwrap();
+    let (lists, of_rows, shown) = ([&places[..]], [&places[..4]], [true; 100]);
+    let inputs = Inputs::new(View::bhld(&q, [1, 1, 4, 1]).unwrap(), none, none).key_positions(&lists);
+    let inputs = inputs.mask_prefix(Mask::keep(View::bhld(&shown, [1, 1, 1, 100]).unwrap()));
+    let attention = Attention::new().causal().align(Alignment::Offset(0));
+    let state = |inputs| AttnState::from_inputs(attention, inputs, Exec::serial()).unwrap();
+    let says = |error: Error, words: &str| assert_eq!(error.to_string(), words);
+    // The mask hides all that would be skipped.
+    let mut first = state(inputs);
+    first
+        .push(View::bhld(&[0.0; 100], [1, 1, 100, 1]).unwrap(), View::bhld(&[0.0; 100], [1, 1, 100, 1]).unwrap())
+        .unwrap();
+    says(first.skip(101).unwrap_err(), "k: rows is 101, but must be at most 100, the key positions that are left");
+    assert_eq!(first.len(), 100);
+    first.skip(100).unwrap();
+    let error = state(inputs).merge(&state(inputs.row_positions(&of_rows))).unwrap_err();
+    says(error, "later state: list of row positions is given, but this state has none");
+}
+
+#[test]
 fn what_a_state_refuses() {
     let (q, k) = (vec![0.0f32; 2 * 3 * 8], vec![0.0f32; 2 * 300 * 8]);
     let (q, k) = (View::bhld(&q, [1, 2, 3, 8]).unwrap(), View::bhld(&k, [1, 2, 300, 8]).unwrap());
@@ -300,6 +322,7 @@ fn rows_of_one_sequence_of_a_batch_are_inputs_of_a_state_with_the_bits_of_the_ba
     };
     says(inputs, 2, "sequence: number up to it is 3, but must be at most 2, the sequences of the call");
     says(inputs.kv_lens(&[4]), 0, "kv_lens: length is 1, but the batch has 2");
+    says(inputs.batch_period(3), 0, "batch period: number of sequences is 2, but must be a multiple of 3, the period");
     let long = [true; 3 * 9];
     says(inputs.mask(Mask::keep(View::bhld(&long, [3, 1, 1, 9]).unwrap())), 0, "mask: batch is 3, but the call has 2");
 }

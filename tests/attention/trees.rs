@@ -52,7 +52,7 @@ impl Draft {
         }
     }
 
-    /// The same with slopes and a window.
+    /// Adds slopes and a window.
     fn measured(self, window: Window) -> Self {
         Self { attention: self.attention.window(window), slopes: Some([0.3, 0.1, 0.02, 0.5]), ..self }
     }

@@ -149,7 +149,7 @@ impl Case {
         Self { k: repeat(&self.k), v: repeat(&self.v), ..self.clone() }
     }
 
-    /// The same call with a bias and a mask of all sequences, query heads, rows and keys.
+    /// Returns the same call with a bias and a mask of all sequences, query heads, rows and keys.
     pub fn whole(&self) -> Self {
         let (rows, keys) = self.longest();
         let shape = [self.batch(), self.heads(), rows, keys];
@@ -166,7 +166,7 @@ impl Case {
             })
         };
         Self {
-            bias: self.bias.as_ref().map(|x| Rounded::new(&all(&x.wide, 0.0), x.dtype())),
+            bias: self.bias.as_ref().map(|x| Rounded::new(&all(&x.wide, -0.0), x.dtype())),
             mask: self.mask.as_ref().map(|x| x.over(all(&x.tensor, f32::from(x.keep)))),
             suffix: false,
             period: None,

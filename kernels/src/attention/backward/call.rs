@@ -203,7 +203,7 @@ pub(crate) struct BiasGradient<'a> {
 /// Elements of a bias that several key/value heads add to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BiasSharing {
-    /// None: each element belongs to one sequence and query head.
+    /// None: each element belongs to one sequence, and to one key/value head or query head.
     None,
     /// Some: a key block waits for that of the sequence or head before it.
     Heads,

@@ -79,11 +79,12 @@ impl AnyColumns<'_> {
         by_type!(Typed, self, |rows| rows.len())
     }
 
-    /// Returns the address of a row's first panel, if its columns are contiguous, and the bytes of a panel.
+    /// Returns the address of a row's first panel, if its columns are contiguous, and the bytes of a panel. The address wraps where
+    /// the first keys have no columns.
     #[inline(always)]
     pub(crate) fn panels(&self, row: usize) -> (*const u8, usize) {
         by_type!(Typed, self, |rows| {
-            let first = rows[row].first;
+            let first = rows[row].first.wrapping_sub(rows[row].before);
             (first.cast(), LANES * size_of_val_of(first))
         })
     }
@@ -222,7 +223,7 @@ unsafe fn bias_of<S: Simd, T: Element>(s: S, mut row_block: ScoreBlock<'_>, rows
                 }
             };
             // SAFETY: the caller guarantees that every row's columns are readable.
-            unsafe { rows[row].for_each_panel(panels, T::narrow(0.0), T::narrow(f32::NEG_INFINITY), add) };
+            unsafe { rows[row].for_each_panel(panels, T::narrow(-0.0), T::narrow(f32::NEG_INFINITY), add) };
         },
     );
 }
