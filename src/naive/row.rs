@@ -159,7 +159,8 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
         let bias = inputs.bias.and_then(|Covered { of, cover }| {
             entry(of.shape(), cover).map(|at| of.get(at).unwrap_or(f32::NEG_INFINITY))
         });
-        let bias = bias.unwrap_or(0.0);
+        // Of all numbers, −0 alone leaves each as it is when added.
+        let bias = bias.unwrap_or(-0.0);
         let masked = inputs.mask.is_some_and(|Covered { of, cover }| {
             let hides = |&byte: &u8| (byte != 0) != matches!(of, Mask::Keep(_));
             entry(of.view().shape(), cover).is_some_and(|at| of.view().get(at).is_none_or(hides))
