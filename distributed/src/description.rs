@@ -33,7 +33,9 @@ impl Description {
 
     /// Returns true if a bias or mask has columns for the last keys only.
     pub(crate) fn has_suffix(&self) -> bool {
-        self.facts.iter().any(|(what, words)| ["bias", "mask"].contains(&&**what) && words.ends_with("of the last keys"))
+        self.facts
+            .iter()
+            .any(|(what, words)| ["bias", "mask"].contains(&&**what) && words.ends_with("of the last keys"))
     }
 
     /// Writes a line for each thing.
