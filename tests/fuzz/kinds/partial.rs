@@ -65,7 +65,7 @@ impl Partial {
             let get = |at: At| column(case, of.shape, cover, at).map_or(none, |at| of.get(at));
             Entries { of: Array::from_fn([batch, heads, rows, keys], get), cover: Cover::All }
         };
-        let entries = [whole(&bias, 0.0), whole(&mask, 1.0)];
+        let entries = [whole(&bias, -0.0), whole(&mask, 1.0)];
         let (placed, mask) = (AnyPlaced::of(rng, &bias, dtype), Placed::of(rng, &mask));
         let [of_bias, of_mask] = entries;
         (case.bias, case.mask) = (Some((of_bias, dtype)), Some((of_mask, Polarity::NonzeroKeeps)));
