@@ -1,7 +1,7 @@
 //! Settings of an attention call, without its tensors.
 
 use crate::cache;
-use crate::error::{Error, PERIOD, at_most, multiple_of};
+use crate::error::{Error, at_most, check_period};
 use crate::inputs::Inputs;
 use crate::likely;
 use crate::plan::problem::Problem;
@@ -162,9 +162,7 @@ impl Attention {
         }
         call.kv_lens_fit()?;
         call.positions_fit()?;
-        if let Some(period) = call.options.period {
-            multiple_of(period, PERIOD).check("batch period", "number of sequences", call.sequence_count())?;
-        }
+        check_period(call.options.period, call.sequence_count())?;
         call.broadcast()?;
         let alignment = self.alignment_for(&call)?;
         self.check_window(&call)?;

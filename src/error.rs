@@ -6,7 +6,7 @@ mod messages;
 use crate::cause::Cause;
 use sdpa_kernels::{Bound, Fault, LayoutError, MaskError, Misfit, PageError};
 
-pub(crate) use limit::{LONGEST_DIM, PERIOD, at_most, exactly, multiple_of};
+pub(crate) use limit::{LONGEST_DIM, at_most, check_period, exactly};
 pub(crate) use sdpa_kernels::same;
 
 /// Reason why a call was refused; outputs are then untouched. Or, with [`Error::Stopped`] alone, why it was not completed.

@@ -126,7 +126,8 @@ impl<'a> BackwardState<'a> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] if keys, values, sums and q do not fit together; [`Error::Range`] if a bias or mask has no columns for the
-    /// keys, or they have no positions; [`Error::Multiple`] after a push of other than a multiple of 256; [`Error::Memory`]. State and sums are then unchanged.
+    /// keys, or they have no positions; [`Error::Multiple`] after a push of other than a multiple of 256; [`Error::Memory`]. State and
+    /// sums are then unchanged.
     pub fn push<'k>(
         &mut self,
         k: impl Into<Tensor<'k>>,

@@ -15,9 +15,6 @@ pub(crate) struct Limit {
 /// Largest length of keys and values.
 pub(crate) const LONGEST_DIM: Limit = at_most(MAX_DIM, "the largest possible");
 
-/// Meaning of the number of sequences after which biases and masks repeat, as a limit.
-pub(crate) const PERIOD: &str = "the period";
-
 pub(crate) const fn at_most(limit: usize, of: &'static str) -> Limit {
     Limit { bound: Bound::AtMost, limit, of }
 }
@@ -26,8 +23,10 @@ pub(crate) const fn exactly(limit: usize, of: &'static str) -> Limit {
     Limit { bound: Bound::Exactly, limit, of }
 }
 
-pub(crate) const fn multiple_of(limit: usize, of: &'static str) -> Limit {
-    Limit { bound: Bound::MultipleOf, limit, of }
+/// Refuses a number of sequences that is no multiple of the period after which biases and masks repeat.
+pub(crate) fn check_period(period: Option<usize>, sequences: usize) -> Result<(), Error> {
+    let limit = |limit| Limit { bound: Bound::MultipleOf, limit, of: "the period" };
+    period.map_or(Ok(()), |period| limit(period).check("batch period", "number of sequences", sequences))
 }
 
 impl Limit {

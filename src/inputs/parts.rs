@@ -1,6 +1,6 @@
 //! Inputs of calls whose keys come in parts.
 
-use crate::error::{Error, PERIOD, at_most, multiple_of, same};
+use crate::error::{Error, at_most, check_period, same};
 use crate::inputs::{Cover, Covered, Inputs, Source};
 use core::ops::Range;
 use sdpa_kernels::{Bound, Mask, Ragged, Tensor, View};
@@ -225,9 +225,7 @@ impl<'a> Inputs<'a> {
                 return Err(Error::Entry { argument: "kv_lens", index: sequence, got, bound, limit, of });
             }
         }
-        if let Some(period) = self.period {
-            multiple_of(period, PERIOD).check("batch period", "number of sequences", sequences)?;
-        }
+        check_period(self.period, sequences)?;
         let longest = |ends| (0..sequences).map(|s| len(ends, s)).max().unwrap_or(0);
         let fits = |argument, [batch, _, all, columns]: [usize; 4], cover| {
             if all != 1 {

@@ -66,8 +66,8 @@ impl<'a> BackwardShare<'a> {
     /// - in the bias, if it has a row for each of these rows and more columns than one;
     /// - in sinks, slopes, scale and a bias of one row for all, which are sums over all rows: if the stretch has all of them.
     ///
-    /// Where sequences are computed one by one, there are no sums over rows, and each sequence must have a bias of its own: so it is
-    /// with ragged sequences, and with those of a batch whose lengths differ under bottom-right alignment.
+    /// Sequences that are computed one by one have no sums over rows, and each must have a bias of its own: ragged ones, and those
+    /// of a batch whose lengths differ under bottom-right alignment.
     #[must_use]
     pub fn rows_with(mut self, first: usize, inputs: Inputs<'a>, saved: Saved<'a>, gradients: Gradients<'a>) -> Self {
         let mut gradients = gradients;

@@ -89,7 +89,7 @@ impl Shared {
         Self { case, qkv, rows, keys }
     }
 
-    /// Whether the sequences of a batch are computed one by one, since their rows stand at the ends of their own keys.
+    /// Returns true if the sequences of a batch are computed one by one, since their rows stand at the ends of their own keys.
     pub(crate) fn is_one_by_one(&self) -> bool {
         let Case { alignment, kv_lens, ragged, .. } = &self.case;
         let differ = kv_lens.as_ref().is_some_and(|lens| lens.iter().any(|&len| len != lens[0]));

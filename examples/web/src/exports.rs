@@ -16,10 +16,10 @@ const NUMBERS: usize = 2;
 struct Page {
     model: Option<Model>,
     heads: Heads,
-    /// Those of a model that is not yet open.
+    /// Tensors of a model that is not yet open.
     tensors: Tensors,
     rooms: [Vec<u8>; 3],
-    /// Why the last call failed.
+    /// Message of the last call that failed.
     message: String,
 }
 

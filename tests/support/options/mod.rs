@@ -74,7 +74,7 @@ pub struct Case {
     pub v: Tensor,
     pub bias: Option<Rounded>,
     pub mask: Option<MaskData>,
-    /// Whether the columns of bias and mask are those of the last keys.
+    /// True if the columns of bias and mask are those of the last keys.
     pub suffix: bool,
     /// Sequences after which bias and mask repeat.
     pub period: Option<usize>,
