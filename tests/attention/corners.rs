@@ -214,8 +214,8 @@ fn columns_of_masks() {
     for columns in [0, 2, 6] {
         let mask = Mask::keep(View::bhld(&short[..columns], [1, 1, 1, columns]).unwrap());
         let error = run(case.inputs().mask(mask)).unwrap_err().to_string();
-        let cause = "mask_prefix and bias_prefix take fewer columns and hide the other keys, mask_suffix and bias_suffix \
-        those of the last keys";
+        let cause = "mask_prefix and bias_prefix take fewer columns and hide the other keys; mask_suffix and bias_suffix \
+        take the columns of the last keys";
         assert_eq!(error, format!("mask: columns is {columns}, but k (rows) has 7; {cause}"));
         let lens = Case { kv_lens: Some(vec![columns]), ..case.clone() };
         crate::support::assert_same_bits(

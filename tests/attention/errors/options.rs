@@ -13,8 +13,8 @@ const OUT: [usize; 4] = [2, 4, 3, 7];
 
 static ZEROS: [f32; 512] = [0.0; 512];
 /// What is added to a message where the sizes give a cause away.
-const FEWER: &str = "; mask_prefix and bias_prefix take fewer columns and hide the other keys, mask_suffix and bias_suffix \
-        those of the last keys";
+const FEWER: &str = "; mask_prefix and bias_prefix take fewer columns and hide the other keys; mask_suffix and bias_suffix \
+        take the columns of the last keys";
 const KEY_HEADS: &str = "; that is the number of key/value heads, and query heads count here";
 
 static BYTES: [u8; 512] = [0; 512];

@@ -10,8 +10,8 @@ pub(super) fn mistakes() -> Vec<Mistake> {
     let scale = |x| call(Attention::new().scale(x), good(), OUT, &[]);
     let softcap = |x| call(Attention::new().softcap(x), good(), OUT, &[]);
     let keep = |shape| Mask::keep(bytes(shape));
-    let fewer = "; mask_prefix and bias_prefix take fewer columns and hide the other keys, mask_suffix and bias_suffix \
-        those of the last keys";
+    let fewer = "; mask_prefix and bias_prefix take fewer columns and hide the other keys; mask_suffix and bias_suffix \
+        take the columns of the last keys";
     let three = Inputs::new(floats([3, 4, 3, 6]), floats([3, 2, 5, 6]), floats([3, 2, 5, 7]));
     let (few, infinite) = ([0.5; 2], f32::INFINITY);
     let short = inputs(good().mask(keep([1, 1, 3, 4])));
