@@ -5,6 +5,8 @@
 //! computes all tiles that are so wide, one after the other, and holds one shape for each number of rows
 //! (`by_tile_rows!`). Loops over its rows and vectors count: they are unrolled in every shape, and iterators take longer.
 
+use crate::simd::Simd;
+
 /// Number of rows of a full register tile of the instruction set where it has fewest.
 pub(crate) const MIN_TILE_ROWS: usize = 2;
 
@@ -25,6 +27,19 @@ pub(crate) const fn next_part(left: usize, most: usize) -> usize {
         most
     } else {
         left.div_ceil(left.div_ceil(most))
+    }
+}
+
+/// Returns how many of `left` rows the next tile takes whose registers hold at most `most`: as many as a tile of the row block has,
+/// or, if that is too many, [a part](next_part) of what is left.
+#[inline(always)]
+pub(crate) const fn next_rows<S: Simd>(left: usize, most: usize) -> usize {
+    if most < S::TILE_ROWS {
+        next_part(left, most)
+    } else if left < S::TILE_ROWS {
+        left
+    } else {
+        S::TILE_ROWS
     }
 }
 

@@ -6,12 +6,11 @@ use core::arch::x86_64::*;
 
 // SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
 unsafe impl Int8Dot for Avx2 {
-    // 4 × 2 sums, 4 keys, 1 of ones, 1 broadcast, 1 product: 15 of 16 registers. Of four bits, 2 broadcasts: 16.
+    // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers. Of four bits, 1 of ones too: 16.
     const INT8_DOT_ROWS: usize = 4;
     const WEIGHT_ROWS: usize = 4;
     type Sums = [__m256i; 2];
-    /// Bytes and their magnitudes, because `vpmaddubsw` takes one operand unsigned; the first eight keys, then the others.
-    type Keys = [[__m256i; 2]; 2];
+    type Keys = Self::Words;
     /// Elements plus 8, because `vpmaddubsw` takes one operand unsigned: lower halves, then upper ones; the first eight keys,
     /// then the others.
     type Nibbles = [[__m256i; 2]; 2];
@@ -63,28 +62,13 @@ unsafe impl Int8Dot for Avx2 {
 
     #[inline(always)]
     unsafe fn keys(self, p: *const i8) -> Self::Keys {
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
-        unsafe {
-            let half = |p: *const i8| {
-                let bytes = _mm256_loadu_si256(p.cast());
-                [bytes, _mm256_abs_epi8(bytes)]
-            };
-            [half(p), half(p.add(32))]
-        }
+        // SAFETY: same contract.
+        unsafe { self.words(p) }
     }
 
     #[inline(always)]
-    fn dot4(self, mut sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
-        // SAFETY: `self` proves the features.
-        unsafe {
-            let query = _mm256_set1_epi32(q.bytes);
-            for (sum, [bytes, magnitudes]) in sums.iter_mut().zip(keys) {
-                // Two products of at most 128 and 127 are exact in 16 bits: a query has no −128, whose sign has no inverse.
-                let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(query, bytes));
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-            }
-        }
-        sums
+    fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
+        self.dot4_words(sums, q.words, keys)
     }
 
     #[inline(always)]

@@ -12,7 +12,7 @@
 
 use crate::attention::steps::epilogue::ColumnEnds;
 use crate::attention::steps::pv_tile::{RunningRows, Terms, prefetch_distance, row_floats, tile};
-use crate::attention::steps::span::Span;
+use crate::attention::steps::span::{Span, for_each_register_tile};
 use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, PrefetchQueue, tile_prefetches};
 use crate::matmul::tile_rows::TileRows;
@@ -176,19 +176,19 @@ pub(crate) unsafe fn values<S: Simd, T: Operand<S>>(s: S, a: &mut ValueSums<'_>,
 /// Same contract as [`values`]; `a` was [checked](ValueSums::check), and the vectors are some of its own.
 #[inline(always)]
 unsafe fn accumulate_strip<S: Simd, T: Operand<S>, const NV: usize>(s: S, a: &mut ValueSums<'_>, strip: Strip<T>) {
-    for (index, span) in a.spans.iter().enumerate() {
-        // Registers may hold fewer rows than a tile of the row block has.
-        let (mut row, end) = (index * S::TILE_ROWS, a.rows.min((index + 1) * S::TILE_ROWS));
-        while row < end {
-            let here = next_part(end - row, T::By::TILE_ROWS);
+    for_each_register_tile::<S>(
+        a.spans,
+        a.rows,
+        T::By::TILE_ROWS,
+        #[inline(always)]
+        |rows, span| {
             let values = ValueTerms::new(s, strip.values, &span.keys(), &strip.keys);
             if !values.terms.is_empty() {
-                // SAFETY: these rows are some of the tile's, at most a register tile's; the caller guarantees the rest.
-                unsafe { accumulate_tile::<S, T, NV>(a, row..row + here, values, &strip) }
+                // SAFETY: these rows are at most a register tile's; the caller guarantees the rest.
+                unsafe { accumulate_tile::<S, T, NV>(a, rows, values, &strip) }
             }
-            row += here;
-        }
-    }
+        },
+    );
 }
 
 /// Accumulates a part of P·V for a tile of rows and `NV` vectors of columns.

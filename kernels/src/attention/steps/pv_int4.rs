@@ -10,14 +10,13 @@
 use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_tile::{Terms, prefetch_distance, tile};
-use crate::attention::steps::span::Span;
+use crate::attention::steps::span::{Span, for_each_register_tile};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;
 use crate::matmul::byte_weights::{self, CENTRES, Panel, ROW_FLOATS, UNIT};
 use crate::matmul::int4::{BLOCK, Int4, NibbleQuad};
 use crate::matmul::operands::{Int4Fours, MulAdd};
 use crate::matmul::prefetch::tile_prefetches;
-use crate::matmul::tile_shape::next_part;
 use crate::matmul::value_terms::ValueTerms;
 use crate::simd::{Half, Int8Dot, Int8DotWork, LANES, Lower, Simd, Upper, lanes};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
@@ -53,17 +52,19 @@ impl Int8DotWork for Values<'_, '_, Int4Values> {
         s.vectorize(
             #[inline(always)]
             || {
-                for (tile, &span) in self.sums.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
-                    let (mut row, end) = (tile * S::TILE_ROWS, self.sums.rows.min((tile + 1) * S::TILE_ROWS));
-                    while row < end {
-                        let here = next_part(end - row, <Int4Fours as MulAdd<S>>::TILE_ROWS);
+                for_each_register_tile::<S>(
+                    self.sums.spans,
+                    self.sums.rows,
+                    <Int4Fours as MulAdd<S>>::TILE_ROWS,
+                    #[inline(always)]
+                    |rows, span| {
+                        let row = rows.start;
                         // SAFETY: as many rows are left; the operands were checked, and the caller guarantees values and numbers.
-                        by_tile_rows!(here, most <Int4Fours as MulAdd<S>>::TILE_ROWS, |MR| unsafe {
+                        by_tile_rows!(rows.len(), most <Int4Fours as MulAdd<S>>::TILE_ROWS, |MR| unsafe {
                             self.accumulate::<S, MR>(s, RowTile { row, span });
                         });
-                        row += here;
-                    }
-                }
+                    },
+                );
             },
         );
     }

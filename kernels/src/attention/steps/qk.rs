@@ -130,6 +130,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
     run.for_each_tile::<S, NV>(
         s,
         &strip,
+        S::TILE_ROWS,
         #[inline(always)]
         |rows, panel| {
             // SAFETY: the caller guarantees rows and panels of the strip.

@@ -9,7 +9,6 @@ use crate::matmul::dot_tile::{self, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
 use crate::matmul::key_code::{BlockAt, KeyCode};
 use crate::matmul::prefetch::tile_prefetches;
-use crate::matmul::tile_shape::next_part;
 use crate::simd::{FIRST, Int8Dot, Int8DotWork, LANES, Level, NO_LEVEL, Query4, SECOND};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
@@ -143,27 +142,23 @@ unsafe fn strip_scores<S: Int8Dot, C: KeyCode, const NV: usize, const LEVEL: u8>
     run.for_each_tile::<S, NV>(
         s,
         &strip,
+        S::INT8_DOT_ROWS,
         #[inline(always)]
         |rows, panel| {
-            // Registers may hold fewer rows than a tile of the row block has.
-            let mut row = rows.start;
-            while row < rows.end {
-                let here = next_part(rows.end - row, S::INT8_DOT_ROWS);
-                let far = tile_prefetches::<S>(row, here, all).then(|| Later::far(s, all));
-                // SAFETY: `row + here` is at most the end of the tile's rows; the caller guarantees those and the panels.
-                unsafe {
-                    let tile = Tile {
-                        queries: quads.add(row * size.quads),
-                        rows: rows_at.add(row * size.sums),
-                        keys: keys.panels.at(panel - panels.start),
-                        later: keys.later(size, [panel - panels.start, panels.len()], far),
-                        code: keys.code.panel(panel - panels.start),
-                        size,
-                        out: out.add(row * SCORE_STRIDE + panel * LANES),
-                    };
-                    by_tile_rows!(here, most dot_tile::most_rows(S::INT8_DOT_ROWS, LEVEL), |MR| tile.run::<S, MR, NV, LEVEL>(s));
-                }
-                row += here;
+            let (row, here) = (rows.start, rows.len());
+            let far = tile_prefetches::<S>(row, here, all).then(|| Later::far(s, all));
+            // SAFETY: the caller guarantees the tile's rows and panels.
+            unsafe {
+                let tile = Tile {
+                    queries: quads.add(row * size.quads),
+                    rows: rows_at.add(row * size.sums),
+                    keys: keys.panels.at(panel - panels.start),
+                    later: keys.later(size, [panel - panels.start, panels.len()], far),
+                    code: keys.code.panel(panel - panels.start),
+                    size,
+                    out: out.add(row * SCORE_STRIDE + panel * LANES),
+                };
+                by_tile_rows!(here, most dot_tile::most_rows(S::INT8_DOT_ROWS, LEVEL), |MR| tile.run::<S, MR, NV, LEVEL>(s));
             }
         },
     );

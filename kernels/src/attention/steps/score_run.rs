@@ -4,7 +4,7 @@ use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::matmul::prefetch::PrefetchQueue;
-use crate::matmul::tile_shape::next_part;
+use crate::matmul::tile_shape::{next_part, next_rows};
 use crate::simd::{LANES, Simd};
 use crate::tensor::panels::{panel_bits, runs};
 use core::hint::black_box;
@@ -96,24 +96,27 @@ impl ScoreRun<'_> {
         }
     }
 
-    /// Calls `tile(rows, panel)` for each tile of a strip of `NV` panels at a time, panel after panel.
+    /// Calls `tile(rows, panel)` for each tile of a strip, of at most `most` rows and `NV` panels, panel after panel.
     #[inline(always)]
     pub(crate) fn for_each_tile<S: Simd, const NV: usize>(
         &mut self,
         s: S,
         strip: &Strip,
+        most: usize,
         mut tile: impl FnMut(Range<usize>, usize),
     ) {
         assert!(strip.panels.len().is_multiple_of(NV), "a strip of another width");
         for panel in strip.panels.clone().step_by(NV) {
-            for index in strip.tiles.clone() {
-                let first_row = index * S::TILE_ROWS;
-                let rows = S::TILE_ROWS.min(self.rows - first_row);
-                self.prefetch_bias(s, first_row..first_row + rows, panel..panel + NV);
+            // Tiles of a strip need the same panels, so a register tile may have rows of two.
+            let (mut row, end) = (strip.tiles.start * S::TILE_ROWS, self.rows.min(strip.tiles.end * S::TILE_ROWS));
+            while row < end {
+                let rows = next_rows::<S>(end - row, most);
+                self.prefetch_bias(s, row..row + rows, panel..panel + NV);
                 // Opaque: else the compiler counts the addresses of every tile shape from tile to tile, in memory.
-                let (first_row, panel) = (black_box(first_row), black_box(panel));
+                let (first_row, panel) = (black_box(row), black_box(panel));
                 tile(first_row..first_row + rows, panel);
                 self.prefetch.fetch(s);
+                row += rows;
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Spans: the part of a key block that a tile of rows needs.
 
 use crate::attention::call::row_mods::PanelClasses;
-use crate::matmul::tile_shape::MAX_TILE_ROWS;
-use crate::simd::LANES;
+use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_rows};
+use crate::simd::{LANES, Simd};
 use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -90,6 +90,28 @@ impl Span {
     #[inline]
     pub(crate) fn end_panel(self) -> usize {
         (self.hi as usize).div_ceil(LANES)
+    }
+}
+
+/// Calls `tile(rows, span)` for each register tile of at most `most` rows that needs keys. Tiles of the row block that need the same
+/// are cut together, where registers hold fewer rows than these have.
+#[inline(always)]
+pub(crate) fn for_each_register_tile<S: Simd>(
+    spans: &[Span],
+    rows: usize,
+    most: usize,
+    mut tile: impl FnMut(Range<usize>, Span),
+) {
+    let mut row = 0;
+    for alike in spans.chunk_by(|a, b| a.keys() == b.keys()) {
+        let end = rows.min(row + alike.len() * S::TILE_ROWS);
+        while row < end {
+            let past = row + next_rows::<S>(end - row, most);
+            if !alike[0].is_empty() {
+                tile(row..past, alike[0]);
+            }
+            row = past;
+        }
     }
 }
 
