@@ -31,6 +31,10 @@ fn short_sequences_take_little_more_memory_than_their_tokens() {
         let mut one_by_one = empty.clone();
         for len in 1..=256 {
             append(&mut one_by_one, 0, &new_tokens(&empty, 1, &mut Rng::new(len as u64)));
+            // Memory grows by sixteen tokens or more.
+            if ![15, 0, 1].contains(&(len % 16)) {
+                continue;
+            }
             let mut at_once = empty.clone();
             append(&mut at_once, 0, &new_tokens(&empty, len, &mut Rng::new(1)));
             let needed = whole.bytes() * len.next_multiple_of(16) / 256;

@@ -188,7 +188,7 @@ fn long_calls_take_what_short_ones_take() {
     let many = (0..24).map(|n| (((n * 97 + 13) % (1 << OPTIONS.len())) | window, n % FUNCTIONS));
     for (options, functions) in alone.chain(functions).chain(all).chain(many) {
         let what = name(options, functions);
-        assert_eq!(measured(&what, &case(options, functions, 8192), exec), expected, "{what}");
+        assert_eq!(measured(&what, &case(options, functions, 2048), exec), expected, "{what}");
     }
 }
 
