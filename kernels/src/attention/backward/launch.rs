@@ -23,6 +23,7 @@ use crate::simd::isa::Isa;
 use crate::tensor::element::Precision;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::{Queue, Stop};
+use std::sync::Mutex;
 
 /// Backward pass bound to its gradients: a queue of key blocks that workers take until it is empty.
 pub struct BackwardLaunch<'a> {
@@ -55,7 +56,8 @@ impl<'a> BackwardLaunch<'a> {
         fitting(saved.fits(&call));
         fitting(gradients.fits(&call));
         let (columns_per_head, columns) = count_columns(&call)?;
-        if !memory.try_reserve(&call, columns) {
+        let parameters = gradients.parameters.as_ref().map_or(0, |gradient| gradient.len());
+        if !memory.try_reserve(&call, columns, parameters) {
             return None;
         }
         let (gradients, reduced) = gradients.split(&call, &part);
@@ -63,9 +65,20 @@ impl<'a> BackwardLaunch<'a> {
         if let Some(bias) = &gradients.bias {
             bias.clear();
         }
-        let (rows, progress) = memory.parts(&call);
-        let stop = Stop::when(None);
-        let pass = BackwardPass { checked, saved, gradients, reduced, part, rows, columns_per_head, progress, stop };
+        let (rows, progress, sums) = memory.parts(&call, parameters);
+        let (parameter_sums, stop) = (Mutex::new(sums), Stop::when(None));
+        let pass = BackwardPass {
+            checked,
+            saved,
+            gradients,
+            reduced,
+            parameter_sums,
+            part,
+            rows,
+            columns_per_head,
+            progress,
+            stop,
+        };
         // Without query heads, too: gradients of keys and values are then zeros.
         Some(Self { pass, columns: Queue::new(columns) })
     }
