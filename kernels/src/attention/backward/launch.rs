@@ -23,7 +23,6 @@ use crate::simd::isa::Isa;
 use crate::tensor::element::Precision;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::{Queue, Stop};
-use std::sync::Mutex;
 
 /// Backward pass bound to its gradients: a queue of key blocks that workers take until it is empty.
 pub struct BackwardLaunch<'a> {
@@ -65,8 +64,8 @@ impl<'a> BackwardLaunch<'a> {
         if let Some(bias) = &gradients.bias {
             bias.clear();
         }
-        let (rows, progress, sums) = memory.parts(&call, parameters);
-        let (parameter_sums, stop) = (Mutex::new(sums), Stop::when(None));
+        let (rows, progress, parameter_sums) = memory.parts(&call, parameters);
+        let stop = Stop::when(None);
         let pass = BackwardPass {
             checked,
             saved,

@@ -8,6 +8,7 @@ use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Progress;
 use core::marker::PhantomData;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that the workers of a backward pass share: gradients of queries as they accumulate, in `f32`, a few numbers
 /// for each row, sums for the parameters of a score function, and the progress of each key block. Grows to the size calls need
@@ -15,19 +16,19 @@ use core::marker::PhantomData;
 #[derive(Debug, Default)]
 pub struct BackwardMemory {
     rows: AlignedBuf,
-    parameter_sums: Vec<f64>,
+    parameter_sums: Mutex<Vec<f64>>,
     pub(crate) progress: Vec<Progress>,
 }
 
 impl BackwardMemory {
     /// Creates empty memory; the first use allocates.
     pub const fn new() -> Self {
-        Self { rows: AlignedBuf::new(), parameter_sums: Vec::new(), progress: Vec::new() }
+        Self { rows: AlignedBuf::new(), parameter_sums: Mutex::new(Vec::new()), progress: Vec::new() }
     }
 
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
-        let sums = self.parameter_sums.capacity() * size_of::<f64>();
+        let sums = locked(&self.parameter_sums).capacity() * size_of::<f64>();
         self.rows.bytes() + sums + self.progress.capacity() * size_of::<Progress>()
     }
 
@@ -45,7 +46,7 @@ impl BackwardMemory {
         let floats = rows.and_then(|rows| rows.checked_mul(RowMemory::floats(call.q.shape()[3])));
         let sums = count_sums(call, parameters);
         floats.is_some_and(|floats| self.rows.try_reserve(floats))
-            && sums.is_some_and(|sums| try_grow(&mut self.parameter_sums, sums))
+            && sums.is_some_and(|sums| try_grow(&mut locked(&self.parameter_sums), sums))
     }
 
     /// Begins a pass in parts: reserves the memory for a call's rows, and clears it. Returns false if there is not enough.
@@ -57,20 +58,32 @@ impl BackwardMemory {
     }
 
     /// Returns the rows' memory, the key blocks' progress, and cleared sums for `parameters` parameters.
-    pub(crate) fn parts(&mut self, call: &Call<'_>, parameters: usize) -> (RowMemory<'_>, &[Progress], &mut [f64]) {
+    pub(crate) fn parts(
+        &mut self,
+        call: &Call<'_>,
+        parameters: usize,
+    ) -> (RowMemory<'_>, &[Progress], &Mutex<Vec<f64>>) {
         let [b, h, l, d] = call.q.shape();
         let floats = self.rows.floats_mut();
         assert!(floats.len() >= b * h * l * RowMemory::floats(d), "reserved for another call");
-        let sums = &mut self.parameter_sums[..count_sums(call, parameters).expect("reserved for another call")];
-        sums.fill(0.0);
+        let n = count_sums(call, parameters).expect("reserved for another call");
+        let mut sums = locked(&self.parameter_sums);
+        sums.clear();
+        sums.resize(n, 0.0);
+        drop(sums);
         let rows = RowMemory { first: floats.as_mut_ptr(), heads: h, q_len: l, head_dim: d, borrow: PhantomData };
-        (rows, &self.progress, sums)
+        (rows, &self.progress, &self.parameter_sums)
     }
 }
 
 /// Returns the number of sums of all key/value heads for so many parameters, if there may be so many.
 fn count_sums(call: &Call<'_>, parameters: usize) -> Option<usize> {
     call.sequence_count().checked_mul(call.kv.kv_heads())?.checked_mul(parameters)
+}
+
+/// Returns the sums. A panic never left them half changed: nothing panics while they are locked.
+pub(crate) fn locked(sums: &Mutex<Vec<f64>>) -> MutexGuard<'_, Vec<f64>> {
+    sums.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes room for at least so many sums. Returns false if there is no memory.

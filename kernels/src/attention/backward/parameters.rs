@@ -4,8 +4,8 @@
 //! key/value head, key block after key block, and these at last, head after head. So memory does not grow with rows or keys.
 
 use crate::attention::backward::column::Column;
+use crate::attention::backward::memory::locked;
 use crate::attention::backward::pass::BlockAt;
-use std::sync::PoisonError;
 
 impl<S> Column<'_, S> {
     /// Adds the column's sums to those of its head, after those of the key block before. Returns false if the work was stopped.
@@ -18,7 +18,7 @@ impl<S> Column<'_, S> {
             return false;
         }
         let head = at.sequence * pass.checked.call().kv.kv_heads() + at.kv_head;
-        let mut all = pass.parameter_sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = locked(pass.parameter_sums);
         let of_head = &mut all[head * sums.len()..][..sums.len()];
         of_head.iter_mut().zip(sums).for_each(|(sum, &more)| *sum += more);
         pass.progress(at).set(done);

@@ -16,7 +16,7 @@ pub(crate) struct BackwardPass<'a> {
     pub(crate) gradients: SharedGradients<'a>,
     pub(crate) reduced: Reduced<'a>,
     /// Gradients in parameters, summed over each key/value head: `[sequence and head][parameter]`.
-    pub(crate) parameter_sums: Mutex<&'a mut [f64]>,
+    pub(crate) parameter_sums: &'a Mutex<Vec<f64>>,
     pub(crate) part: SharedPart<'a>,
     pub(crate) rows: RowMemory<'a>,
     /// Number of key blocks of the longest sequence, at least 1.

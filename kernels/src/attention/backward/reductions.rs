@@ -2,11 +2,10 @@
 //! when all key blocks are done, row after row, or head after head, in `f64`.
 
 use crate::attention::backward::call::BiasColumns;
-use crate::attention::backward::memory::RowNumber;
+use crate::attention::backward::memory::{RowNumber, locked};
 use crate::attention::backward::pass::BackwardPass;
 use crate::elementary::exp;
 use crate::simd::quiet;
-use std::sync::PoisonError;
 
 /// Returns a sum as it is written: a zero is positive, and a NaN the quiet one.
 fn written(sum: f64) -> f32 {
@@ -50,7 +49,7 @@ impl BackwardPass<'_> {
     /// Writes the gradients in parameters: the sums of all heads.
     fn finish_parameters(self) {
         let Some(gradient) = self.reduced.parameters else { return };
-        let (n, of_heads) = (gradient.len(), self.parameter_sums.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let (n, of_heads) = (gradient.len(), locked(self.parameter_sums));
         for (parameter, x) in gradient.iter_mut().enumerate() {
             *x = written(of_heads.iter().skip(parameter).step_by(n).sum());
         }
