@@ -118,7 +118,8 @@ impl Call {
 fn the_oracle_agrees_with_differences() {
     for seed in 0..40 {
         let mut rng = Rng::new(seed);
-        let call = Call::new(&mut rng, [1 + rng.below(2), 2, 1, 3, 5, 3, 2], seed % 2 == 0);
+        let sizes = [1 + rng.below(2), 2, 1, 3, 5, 3, 2];
+        let call = Call::new(&mut rng, sizes, seed % 2 == 0);
         for (parameter, expected) in call.oracle::<f64>().into_iter().enumerate() {
             let step = 1.0f32 / 64.0;
             let at = |steps: f32| call.loss(parameter, steps * step);
