@@ -66,7 +66,8 @@ pub fn attention_backward(
 /// Computes the gradients of attention with your own functions or threads, otherwise as [`attention_backward`].
 ///
 /// The functions are those of the forward call. A score function needs its derivative: [`ScoreMod::derivative`], or
-/// [`WithDerivative`](crate::WithDerivative). Mask functions need none.
+/// [`WithDerivative`](crate::WithDerivative); and may have parameters to learn: [`ScoreMod::parameter_derivatives`]. Mask functions
+/// need none.
 ///
 /// ```
 /// use sdpa::{Attention, Gradients, Inputs, Mods, Outputs, Position, Run, Saved, View, ViewMut, WithDerivative};
@@ -91,7 +92,8 @@ pub fn attention_backward(
 ///
 /// # Errors
 /// As [`attention_backward`]; [`Error::Needs`] for a score function without a derivative and for a weight function;
-/// [`Error::Mask`] if the mask function does not fit the call. Gradients are then untouched.
+/// [`Error::Mismatch`] for gradients in other than all parameters of the score function; [`Error::Mask`] if the mask function
+/// does not fit the call. Gradients are then untouched.
 ///
 /// # Panics
 /// If one of the functions does: see [`BackwardProblem::run_with`].

@@ -1,7 +1,7 @@
 //! Functions of the caller in a backward call.
 
-use crate::error::Error;
-use sdpa_kernels::{Call, MaskMod, Mods, Position, ScoreMod, WeightMod};
+use crate::error::{Error, same};
+use sdpa_kernels::{Call, Gradients, MaskMod, Mods, Position, ScoreMod, WeightMod};
 
 /// Refusal of a score function without a derivative.
 pub(crate) const NO_DERIVATIVE: Error = Error::Needs {
@@ -13,12 +13,20 @@ pub(crate) const NO_DERIVATIVE: Error = Error::Needs {
 pub(crate) const WEIGHT_FUNCTION: Error =
     Error::Needs { argument: "weight function", needs: "a forward call: it has no derivative" };
 
-/// Checks that the functions fit the call and have what the backward pass needs.
-pub(crate) fn check<S: ScoreMod, M: MaskMod, P: WeightMod>(call: &Call<'_>, mods: &Mods<S, M, P>) -> Result<(), Error> {
+/// Checks that the functions fit the call and its gradients, and have what the backward pass needs.
+pub(crate) fn check<S: ScoreMod, M: MaskMod, P: WeightMod>(
+    call: &Call<'_>,
+    gradients: &Gradients<'_>,
+    mods: &Mods<S, M, P>,
+) -> Result<(), Error> {
     if mods.weight.is_given() {
         return Err(WEIGHT_FUNCTION);
     }
     mods.mask.fits(&call.facts())?;
+    if let Some(gradient) = &gradients.parameters {
+        let of = "the score function (ScoreMod::parameters)";
+        same("dparameters", "length", gradient.len(), mods.score.parameters(), of)?;
+    }
     match first_pair(call).filter(|_| mods.score.is_given()) {
         Some(at) => mods.score.derivative(0.0, at).map(|_| ()).ok_or(NO_DERIVATIVE),
         None => Ok(()),

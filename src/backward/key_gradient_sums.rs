@@ -141,8 +141,9 @@ impl KeyGradientSums {
     pub fn write(mut self, attention: &Attention, gradients: Gradients<'_>, exec: Exec) -> Result<(), Error> {
         let KeyGradientShape { batch, heads, keys, head_dim, value_dim } = self.shape;
         let scale = attention.scale_for(head_dim);
-        let Gradients { q, k, v, bias, sinks, slopes, scale: d_scale } = gradients;
-        if q.is_some() || bias.is_some() || sinks.is_some() || slopes.is_some() || d_scale.is_some() {
+        let Gradients { q, k, v, bias, sinks, slopes, scale: d_scale, parameters } = gradients;
+        let of_all = [sinks.is_some(), slopes.is_some(), d_scale.is_some(), parameters.is_some()];
+        if q.is_some() || bias.is_some() || of_all.contains(&true) {
             const NEEDS: &str = "the state of the rows: these sums have the gradients of keys and values alone";
             return Err(Error::Needs { argument: "gradients", needs: NEEDS });
         }

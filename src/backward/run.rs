@@ -65,7 +65,8 @@ impl BackwardPlan {
         self.tasks
     }
 
-    /// Scratch of one worker in bytes. Independent of lengths, heads and batch.
+    /// Scratch of one worker in bytes, without 8 for each parameter of a score function whose gradient is wanted. Independent of
+    /// lengths, heads and batch.
     pub fn scratch_bytes(&self) -> usize {
         BackwardScratch::bytes_for(&self.tiling)
     }
@@ -111,8 +112,9 @@ impl BackwardProblem<'_> {
     ///
     /// # Errors
     /// As [`Self::run`]; [`Error::Needs`] for a score function without a [derivative](ScoreMod::derivative) and for a
-    /// weight function; [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]). Gradients are then
-    /// untouched. [`Error::Stopped`] if work was left undone: gradients are then partly written.
+    /// weight function; [`Error::Mismatch`] for gradients in other than all [parameters](ScoreMod::parameters) of the score
+    /// function; [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]). Gradients are then untouched.
+    /// [`Error::Stopped`] if work was left undone: gradients are then partly written.
     ///
     /// # Panics
     /// If one of the functions does: the panic reaches the caller when all workers have come to rest. Gradients are then
@@ -124,7 +126,7 @@ impl BackwardProblem<'_> {
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
         let mods = run.mods;
-        functions::check(&self.call, mods)?;
+        functions::check(&self.call, &self.gradients, mods)?;
         let run = run.mods(&NO_MODS);
         self.run_as(plan, workspace, run, &|launch, isa, scratch| launch.work(isa, scratch, mods))
     }
@@ -141,11 +143,13 @@ impl BackwardProblem<'_> {
         let exec = Exec::serial().isa(plan.isa).threads(plan.threads);
         let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, exec) };
         let BackwardWorkspace { workers, memory } = workspace;
-        let workers = reserved(workers, plan.workers, run.threads(), |scratch| scratch.try_reserve(&plan.tiling));
+        let parameters = self.gradients.parameters.as_ref().map_or(0, |gradient| gradient.len());
+        let workers =
+            reserved(workers, plan.workers, run.threads(), |scratch| scratch.try_reserve(&plan.tiling, parameters));
         let Some(launch) = BackwardLaunch::new(self.call, self.saved, self.gradients, self.part, plan.tiling, memory)
             .filter(|_| !workers.is_empty())
         else {
-            return Err(no_memory(&self.shape));
+            return Err(no_memory(&self.shape, parameters));
         };
         let launch = launch.until(run.stop);
         let work = |scratch: &mut BackwardScratch| work(&launch, plan.isa, scratch);
@@ -187,9 +191,10 @@ impl BackwardProblem<'_> {
     }
 }
 
-/// Returns the error of a call whose rows' memory cannot be allocated.
-pub(crate) fn no_memory(shape: &Shape) -> Error {
-    let rows = [shape.batch, shape.heads, shape.q_len, shape.head_dim];
-    let bytes = rows.into_iter().fold(size_of::<f32>(), usize::saturating_mul);
-    Error::Memory { what: "workspace of the backward pass", bytes }
+/// Returns the error of a call for whose rows, and sums for so many parameters, there is no memory.
+pub(crate) fn no_memory(shape: &Shape, parameters: usize) -> Error {
+    let rows = [shape.batch, shape.heads, shape.q_len, shape.head_dim, size_of::<f32>()];
+    let sums = [shape.batch, shape.kv_heads, parameters, size_of::<f64>(), 1];
+    let [rows, sums] = [rows, sums].map(|sizes| sizes.into_iter().fold(1, usize::saturating_mul));
+    Error::Memory { what: "workspace of the backward pass", bytes: rows.saturating_add(sums) }
 }

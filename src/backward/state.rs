@@ -74,7 +74,7 @@ impl<'a> BackwardState<'a> {
         let lists = inputs.lists_from(0, 0);
         let (attention, inputs) = state.at_end(0, &lists)?;
         let BackwardProblem { call, shape, .. } = attention.backward(inputs, saved, Gradients::new())?;
-        if state.workspace.memory.try_begin(&call) { Ok(state) } else { Err(no_memory(&shape)) }
+        if state.workspace.memory.try_begin(&call) { Ok(state) } else { Err(no_memory(&shape, 0)) }
     }
 
     /// Sets score and mask functions, which see keys and rows where they lie among all.
@@ -245,7 +245,8 @@ impl<'a> BackwardState<'a> {
     ///
     /// # Errors
     /// As [`Attention::backward`], for the gradients; [`Error::Needs`] for those of keys and values, which
-    /// [`KeyGradientSums::write`] writes, and of a bias, which [`Self::push_biased`] does. Gradients are then untouched.
+    /// [`KeyGradientSums::write`] writes, of a bias, which [`Self::push_biased`] does, and in parameters of a score function, which
+    /// nothing does. Gradients are then untouched.
     pub fn write(mut self, gradients: Gradients<'_>) -> Result<(), Error> {
         check_for_rows(&gradients)?;
         let lists = self.call.inputs.lists_from(0, self.keys);
@@ -280,11 +281,12 @@ impl<'a> BackwardState<'a> {
 
 /// Refuses gradients that the rows of a state do not have.
 fn check_for_rows(gradients: &Gradients<'_>) -> Result<(), Error> {
-    let Gradients { k, v, bias, .. } = gradients;
+    let Gradients { k, v, bias, parameters, .. } = gradients;
     let refused = |argument, needs| Err(Error::Needs { argument, needs });
-    match (k.is_some() || v.is_some(), bias) {
-        (true, _) => refused("dk and dv", "the sums of the keys, which write them"),
-        (_, Some(_)) => refused("dbias", "the pushes of its keys, which write it"),
+    match (k.is_some() || v.is_some(), bias, parameters) {
+        (true, ..) => refused("dk and dv", "the sums of the keys, which write them"),
+        (_, Some(_), _) => refused("dbias", "the pushes of its keys, which write it"),
+        (.., Some(_)) => refused("dparameters", "one call with all keys: a state does not sum gradients in parameters"),
         _ => Ok(()),
     }
 }

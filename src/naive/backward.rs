@@ -35,6 +35,8 @@ pub struct Gradient<T> {
     pub slopes: Vec<T>,
     /// Gradient in the scale.
     pub scale: T,
+    /// Gradient in the parameters of the score function.
+    pub parameters: Vec<T>,
 }
 
 /// Computes the gradients of attention in `f64`, or in `f32` by the usual passes over whole rows. `d_out` is the
@@ -104,8 +106,9 @@ pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     let [q, k, v, _] = tensors.each_ref().map(|x| zeros(x.data.len()));
     let bias = inputs.bias.map_or(0, |bias| bias.of.shape().iter().product());
     let per_head = zeros(shape.heads);
-    let mut all =
-        Gradient { q, k, v, bias: zeros(bias), sinks: per_head.clone(), slopes: per_head, scale: T::from(0.0) };
+    let (sinks, slopes) = (per_head.clone(), per_head);
+    let parameters = zeros(mods.score.parameters());
+    let mut all = Gradient { q, k, v, bias: zeros(bias), sinks, slopes, scale: T::from(0.0), parameters };
     for row in 0..shape.batch * shape.heads * shape.q_len {
         let (b, h, i) = (row / shape.q_len / shape.heads, row / shape.q_len % shape.heads, row % shape.q_len);
         if i < inputs.lengths(&shape, b).0 {
@@ -159,8 +162,7 @@ impl<T: Real, S: ScoreMod> Call<'_, T, S> {
         let scale = T::from(self.attention.scale_for(head_dim));
         for &j in &visible {
             let [kb, kh, kl] = key(j);
-            let (ds, slope) = (weights[j] * (dp[j] - delta), self.derivative(at, j, capped[j])?);
-            let ds = if ds == zero { zero } else { ds * slope };
+            let ds = self.before_function(at, j, capped[j], weights[j] * (dp[j] - delta), all)?;
             self.option_gradients(at, j, ds, all);
             let slope = self.attention.softcap.map_or(one, |cap| {
                 let y = capped[j] / T::from(cap);
@@ -182,10 +184,11 @@ impl<T: Real, S: ScoreMod> Call<'_, T, S> {
         Ok(())
     }
 
-    /// Returns the derivative of the score function at the score that bias and ALiBi make of a capped score.
-    fn derivative(&self, at: Position, j: usize, capped: T) -> Result<T, Error> {
+    /// Returns the gradient of the score that bias and ALiBi make of a capped score from that of what the score function makes of it,
+    /// and adds those in the function's parameters.
+    fn before_function(&self, at: Position, j: usize, capped: T, ds: T, all: &mut Gradient<T>) -> Result<T, Error> {
         if !self.score.is_given() {
-            return Ok(T::from(1.0));
+            return Ok(ds);
         }
         let (inputs, lengths) = (self.inputs, self.inputs.lengths(&self.shape, at.batch));
         let lengths = [lengths.0, lengths.1];
@@ -198,7 +201,15 @@ impl<T: Real, S: ScoreMod> Call<'_, T, S> {
         let slope = T::from(inputs.alibi.map_or(0.0, |slopes| slopes[at.head]));
         let score = capped + T::from(bias) - slope * T::from(ahead.unsigned_abs() as f32);
         let here = with_key(self.attention, inputs, lengths, at);
-        self.score.derivative(score.to_f32(), here).map(T::from).ok_or(NO_DERIVATIVE)
+        let slope = self.score.derivative(score.to_f32(), here).map(T::from).ok_or(NO_DERIVATIVE)?;
+        let zero = T::from(0.0);
+        if ds == zero {
+            return Ok(zero);
+        }
+        self.score.parameter_derivatives(score.to_f32(), here, &mut |parameter, derivative| {
+            all.parameters[parameter] = all.parameters[parameter] + ds * T::from(derivative);
+        });
+        Ok(ds * slope)
     }
 
     /// Adds a score's gradient to those of slope and bias.

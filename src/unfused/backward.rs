@@ -45,7 +45,7 @@ use sdpa_kernels::{Call, Dtype, TensorMut, VisibleKeys};
 ///
 /// # Errors
 /// As [`Attention::backward`], and those of [`unfused::attention`](super::attention()); an error for `dscale` and
-/// for saved results or gradients that are not f32. Gradients are then untouched.
+/// `dparameters`, and for saved results or gradients that are not f32. Gradients are then untouched.
 pub fn attention_backward(
     attention: &Attention,
     inputs: Inputs<'_>,
@@ -54,10 +54,10 @@ pub fn attention_backward(
     exec: Exec,
 ) -> Result<(), Error> {
     let BackwardProblem { call, saved, gradients, shape, .. } = attention.backward(inputs, saved, gradients)?;
-    let Gradients { q, k, v, scale, .. } = gradients;
+    let Gradients { q, k, v, scale, parameters, .. } = gradients;
     let written = [&q, &k, &v].into_iter().flatten().map(TensorMut::dtype);
     let short = written.chain([saved.out.dtype(), saved.d_out.dtype()]).any(|dtype| dtype != Dtype::F32);
-    refuse_extras(&call, [(SHORT, short), ("dscale", scale.is_some())])?;
+    refuse_extras(&call, [(SHORT, short), ("dscale", scale.is_some()), ("dparameters", parameters.is_some())])?;
     check_scores(&shape)?;
     let (rows, keys) = (shape.batch * shape.heads * shape.q_len, shape.batch * shape.kv_heads * shape.kv_len);
     let mut dense = [

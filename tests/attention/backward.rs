@@ -6,6 +6,7 @@ mod few_keys;
 mod functions;
 mod hidden;
 mod oracle;
+mod parameters;
 mod partial;
 mod parts;
 mod positions;

@@ -158,6 +158,9 @@ impl<F> Bound<'_, F> {
     }
 }
 
+/// Number of parameters of a score function.
+pub(crate) const PARAMETERS: usize = 4;
+
 impl ScoreMod for Bound<'_, Score> {
     fn score(&self, score: f32, p: Position) -> f32 {
         Fuse::burn(self.fuse, Part::Score);
@@ -168,6 +171,23 @@ impl ScoreMod for Bound<'_, Score> {
     fn derivative(&self, _: f32, p: Position) -> Option<f32> {
         Fuse::burn(self.fuse, Part::Derivative);
         Some(self.function.line(self.at(p)).map_or(f32::NAN, |(factor, _)| factor))
+    }
+
+    fn parameters(&self) -> usize {
+        PARAMETERS
+    }
+
+    /// The factor, and an entry of a table that is added. None that there is where the key is hidden.
+    fn parameter_derivatives(&self, score: f32, p: Position, add: &mut dyn FnMut(usize, f32)) {
+        Fuse::burn(self.fuse, Part::Derivative);
+        let pair = self.at(p);
+        match self.function.line(pair) {
+            Some(_) => {
+                add(0, score);
+                add(1 + pair.mix() % (PARAMETERS - 1), 1.0);
+            }
+            None => add(PARAMETERS, f32::NAN),
+        }
     }
 }
 

@@ -66,6 +66,8 @@ impl<'a> BackwardShare<'a> {
     /// - in the bias, if it has a row for each of these rows and more columns than one;
     /// - in sinks, slopes, scale and a bias of one row for all, which are sums over all rows: if the stretch has all of them.
     ///
+    /// Those in parameters of a score function are refused: they are sums over all rows and keys.
+    ///
     /// Sequences that are computed one by one have no sums over rows, and each must have a bias of its own: ragged ones, and those
     /// of a batch whose lengths differ under bottom-right alignment.
     #[must_use]

@@ -2,6 +2,7 @@
 
 use super::support::Back;
 use crate::options::Case;
+use crate::options::mods::{Functions, Score};
 use crate::support::{Rng, Tensor, execs};
 
 /// Keys and values that no row sees are NaN: nothing changes, and their gradients are 0.
@@ -84,6 +85,7 @@ fn nan_has_no_sign() {
             alibi: Some(vec![0.1, 0.2]),
             alignment: Some(sdpa::Alignment::TopLeft),
             sinks: Some(vec![f32::INFINITY, 0.0]),
+            functions: Functions { score: Some(Score::Bent), ..Functions::default() },
             ..Case::plain(&mut rng, sizes)
         };
         let mut back = Back::of(&mut rng, case);

@@ -19,8 +19,8 @@ pub(super) fn check(what: &str, back: &Back) {
         let got = back.run(exec);
         for (((name, got), (_, expected)), (_, plain)) in got.named().into_iter().zip(&expected).zip(&plain) {
             // Sums of terms of either sign may be small beside their terms: there the plain passes err as much. Those of
-            // slopes and scale are over all rows and keys.
-            let usual = if ["slopes", "scale"].contains(&name) { 1e-4f64 } else { 5e-5 };
+            // slopes, scale and parameters are over all rows and keys.
+            let usual = if ["slopes", "scale", "parameters"].contains(&name) { 1e-4f64 } else { 5e-5 };
             let bound = usual.max(2.0 * error(plain, expected));
             let error = error(&got.data, expected);
             let shape = back.case.q.shape;

@@ -185,6 +185,13 @@ fn what_does_not_fit_a_state_is_refused() {
     let (mut dk, mut short) = (vec![7.0f32; 300 * 8], vec![7.0f32; 95 * 2 * 8]);
     let gradients = Gradients::new().k(ViewMut::bhld(&mut dk, [1, 1, 300, 8]).unwrap());
     assert!(matches!(good.check(&gradients), Err(Error::Needs { argument: "dk and dv", .. })));
+    let mut parameters = [7.0];
+    let gradients = Gradients::new().parameters(&mut parameters);
+    assert!(matches!(good.check(&gradients), Err(Error::Needs { argument: "dparameters", .. })));
+    let error = sums(2, 300).write(&Attention::new(), gradients, Exec::serial());
+    assert!(matches!(error, Err(Error::Needs { argument: "gradients", .. })));
+    let other = state(Attention::new()).unwrap().write(Gradients::new().parameters(&mut parameters));
+    assert!(matches!(other, Err(Error::Needs { argument: "dparameters", .. })));
     let gradients = Gradients::new().q(ViewMut::bhld(&mut short, [1, 2, 95, 8]).unwrap());
     assert!(matches!(good.write(gradients), Err(Error::Mismatch { argument: "dq", got: 95, expected: 96, .. })));
     let no_derivative = Mods::new().score(|score: f32, _: Position| score);
@@ -198,5 +205,5 @@ fn what_does_not_fit_a_state_is_refused() {
     let gradients = Gradients::new().v(ViewMut::bhld(&mut dk, [1, 1, 300, 8]).unwrap());
     let error = sums(2, 299).write(&Attention::new(), gradients, Exec::serial());
     assert!(matches!(error, Err(Error::Mismatch { argument: "dv", got: 300, expected: 299, .. })));
-    assert!(dk.iter().chain(&short).all(|&x| x == 7.0), "gradients were written");
+    assert!(dk.iter().chain(&short).chain(&parameters).all(|&x| x == 7.0), "gradients were written");
 }

@@ -2,7 +2,7 @@
 
 use crate::options::Case;
 use crate::options::elements::{Elements, Rounded};
-use crate::options::mods::with_mods;
+use crate::options::mods::{PARAMETERS, with_mods};
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits};
 use sdpa::{
     Attention, BackwardPlan, BackwardWorkspace, Dropout, Dtype, Error, Exec, Gradients, MaskMod, Mods, Outputs, Run,
@@ -28,12 +28,14 @@ pub(super) struct Full {
     pub(super) sinks: Tensor,
     pub(super) slopes: Tensor,
     pub(super) scale: Tensor,
+    pub(super) parameters: Tensor,
 }
 
 impl Full {
-    pub(super) fn named(&self) -> [(&'static str, &Tensor); 7] {
-        let Self { q, k, v, bias, sinks, slopes, scale } = self;
-        [("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks), ("slopes", slopes), ("scale", scale)]
+    pub(super) fn named(&self) -> [(&'static str, &Tensor); 8] {
+        let Self { q, k, v, bias, sinks, slopes, scale, parameters } = self;
+        let [a, b] = [("scale", scale), ("parameters", parameters)];
+        [("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks), ("slopes", slopes), a, b]
     }
 
     #[track_caller]
@@ -82,6 +84,7 @@ impl Back {
             sinks: list(&case.sinks),
             slopes: list(&case.alibi),
             scale: Self::blank([1; 4]),
+            parameters: Self::blank([1, 1, 1, case.functions.score.map_or(0, |_| PARAMETERS)]),
         }
     }
 
@@ -135,7 +138,7 @@ impl Back {
         fn view(x: &mut Tensor) -> ViewMut<'_> {
             ViewMut::bhld(&mut x.data, x.shape).unwrap()
         }
-        let Full { q, k, v, bias, sinks, slopes, scale } = full;
+        let Full { q, k, v, bias, sinks, slopes, scale, parameters } = full;
         let mut gradients = Gradients::new().q(view(q)).k(view(k)).v(view(v)).scale(&mut scale.data[0]);
         if self.case.bias.is_some() {
             gradients = gradients.bias(view(bias));
@@ -146,22 +149,25 @@ impl Back {
         if self.case.alibi.is_some() {
             gradients = gradients.alibi(&mut slopes.data);
         }
+        if mods.score.parameters() > 0 {
+            gradients = gradients.parameters(&mut parameters.data);
+        }
         let problem = self.attention().backward(self.case.inputs(), saved, gradients).expect("a good call");
         let plan = BackwardPlan::new(&problem, exec);
         problem.run_with(&plan, workspace, Run::new().mods(mods))
     }
 
     /// What the oracle says, in the numbers asked for.
-    pub(super) fn oracle<T: naive::Real>(&self) -> [(&'static str, Vec<T>); 7] {
+    pub(super) fn oracle<T: naive::Real>(&self) -> [(&'static str, Vec<T>); 8] {
         let d_lse = self.d_lse.as_ref().map(Tensor::view);
         let (attention, inputs) = (self.attention(), self.case.inputs());
         let gradient =
             with_mods!(self.case, |mods| naive::gradients_with(&attention, &inputs, self.d_out.view(), d_lse, &mods));
-        let naive::Gradient { q, k, v, bias, sinks, slopes, scale } = gradient.expect("a good call");
+        let naive::Gradient { q, k, v, bias, sinks, slopes, scale, parameters } = gradient.expect("a good call");
         let sinks = if self.case.sinks.is_some() { sinks } else { Vec::new() };
         let slopes = if self.case.alibi.is_some() { slopes } else { Vec::new() };
-        let scale = vec![scale];
-        [("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks), ("slopes", slopes), ("scale", scale)]
+        let [a, b] = [("scale", vec![scale]), ("parameters", parameters)];
+        [("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks), ("slopes", slopes), a, b]
     }
 
     /// Gradients in q, k and v, written as elements of a type, of tensors of that type; and of the same numbers as `f32`.

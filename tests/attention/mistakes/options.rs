@@ -175,9 +175,18 @@ pub(super) fn backward() -> Vec<Mistake> {
     let weights = "weight function: needs a forward call: it has no derivative";
     let cached = "backward: needs keys and values as tensors, not a cache or pages";
     let both = WithDerivative::new(half, |_, _| 0.5);
+    let in_parameters = |mods| {
+        let (mut written, saved) = ([42.0f32; 3], Saved::new(floats(OUT), floats([2, 4, 3, 1]), floats(OUT)));
+        let (gradients, run) = (Gradients::new().parameters(&mut written), Run::new().mods(&mods));
+        let result = sdpa::attention_backward_with(&Attention::new(), good(), saved, gradients, run);
+        assert!(written == [42.0; 3], "a refused call wrote: {result:?}");
+        super::outcome(result)
+    };
+    let no_parameters = "dparameters: length is 3, but the score function (ScoreMod::parameters) has 0";
     vec![
         mistake(64, "backward of a score closure", outcome_of(good(), &none.score(half)), closure),
         mistake(64, "backward of one with a derivative", outcome_of(good(), &none.score(both)), ACCEPTED),
+        mistake(64, "gradients in parameters of closures", in_parameters(none.score(both)), no_parameters),
         mistake(64, "backward of a weight function", outcome_of(good(), &none.weight(half)), weights),
         mistake(64, "backward of a cache", outcome_of(Inputs::cached(floats(Q), &cache), &none), cached),
     ]

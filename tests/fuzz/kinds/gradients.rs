@@ -7,7 +7,7 @@ use crate::fuzzer::bits::{Recorder, settle, sizes};
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::Written;
 use crate::fuzzer::draw::{DTYPES, Home, draw_at, draw_of, is_tame, numbers, own_positions, tame_one};
-use crate::fuzzer::functions::{Bound, Fuse, Part, Thrown};
+use crate::fuzzer::functions::{Bound, Fuse, PARAMETERS, Part, Thrown};
 use crate::fuzzer::kinds::attention::pool;
 use crate::fuzzer::memory::{Flush, Memory};
 use crate::fuzzer::outs::{Outs, Wanted};
@@ -21,7 +21,7 @@ use sdpa::{
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-pub(super) const NAMES: [&str; 7] = ["dq", "dk", "dv", "dbias", "dsinks", "dslopes", "dscale"];
+pub(super) const NAMES: [&str; 8] = ["dq", "dk", "dv", "dbias", "dsinks", "dslopes", "dscale", "dparameters"];
 
 /// A call, and the gradients of a loss in what it gives.
 #[derive(Debug, Clone)]
@@ -30,12 +30,12 @@ pub(super) struct Back {
     pub(super) d_out: (Array, Dtype),
     pub(super) d_lse: Option<Array>,
     /// Which gradients are asked for, of those that the call has, and the types of the first three.
-    which: [bool; 7],
+    which: [bool; 8],
     dtypes: [Dtype; 3],
 }
 
 /// What a backward call wrote; `None` for what was not asked for.
-pub(super) type All = [Option<Written>; 7];
+pub(super) type All = [Option<Written>; 8];
 
 /// Memory for one gradient.
 #[derive(Debug)]
@@ -79,18 +79,19 @@ pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
     if back.d_lse.is_some() {
         recorder.say("from lse too");
     }
-    recorder.each(rng, |rng, exec| back.gradients(rng, "bits", exec));
+    // Those in parameters are not asked for.
+    recorder.each(rng, |rng, exec| back.gradients(rng, "bits", exec).into_iter().take(7));
 }
 
 /// Gradients of a call.
 pub(crate) fn check_case(rng: &mut Rng, case: Case) {
-    let back = Back::draw(rng, case);
+    let back = Back::draw(rng, case).or_in_parameters(rng);
     back.describing(|| back.check(rng));
 }
 
 /// Gradients of a call on other threads: those of the calling one.
 pub(crate) fn check_on(rng: &mut Rng, case: Case, executor: &(dyn Executor + Sync)) {
-    let back = Back::draw(rng, case);
+    let back = Back::draw(rng, case).or_in_parameters(rng);
     back.describing(|| {
         let mut workspace = BackwardWorkspace::new();
         let expected = back.run(rng, "one thread", How::new(Exec::serial(), &mut workspace));
@@ -119,9 +120,16 @@ impl Back {
             all.for_each(tame_one);
         }
         let few = rng.one_in(3);
-        let which = [(); 7].map(|()| !few || rng.one_in(2));
+        let mut which = [false; 8];
+        which[..7].fill_with(|| !few || rng.one_in(2));
         let dtypes = if rng.one_in(2) { [Dtype::F32; 3] } else { [(); 3].map(|()| rng.pick(&DTYPES)) };
         Self { case, d_out: (d_out, d_type), d_lse, which, dtypes }
+    }
+
+    /// The same, perhaps with gradients in the score function's parameters, which calls whose bits are recorded do not ask for.
+    fn or_in_parameters(mut self, rng: &mut Rng) -> Self {
+        self.which[7] = rng.one_in(2);
+        self
     }
 
     /// Prints what the call is if it goes wrong.
@@ -240,7 +248,7 @@ impl Back {
         &self,
         stage: &Stage<'_>,
         saved: Saved<'_>,
-        slots: &mut [Option<Slot>; 7],
+        slots: &mut [Option<Slot>; 8],
         how: How<'_>,
     ) -> Result<(), Error> {
         let mut gradients = Gradients::new();
@@ -255,7 +263,8 @@ impl Back {
                 },
                 (4, Some(Slot::List(x))) => gradients.sinks(x.slice_mut()),
                 (5, Some(Slot::List(x))) => gradients.alibi(x.slice_mut()),
-                (_, Some(Slot::List(x))) => gradients.scale(&mut x.slice_mut()[0]),
+                (6, Some(Slot::List(x))) => gradients.scale(&mut x.slice_mut()[0]),
+                (_, Some(Slot::List(x))) => gradients.parameters(x.slice_mut()),
                 (_, None) => gradients,
             };
         }
@@ -282,16 +291,18 @@ impl Back {
     }
 
     /// Shapes of the gradients there are.
-    fn shapes(&self) -> [Option<[usize; 4]>; 7] {
+    fn shapes(&self) -> [Option<[usize; 4]>; 8] {
         let Case { q, k, v, bias, sinks, alibi, .. } = &self.case;
         let list = |x: &Option<Vec<f32>>| x.as_ref().map(|x| [1, 1, 1, x.len()]);
         let bias = bias.as_ref().map(|(x, _)| x.of.shape);
-        let all = [Some(q.shape), Some(k.shape), Some(v.shape), bias, list(sinks), list(alibi), Some([1; 4])];
+        let [sinks, slopes, one] = [list(sinks), list(alibi), Some([1; 4])];
+        let parameters = self.case.functions.score.map(|_| [1, 1, 1, PARAMETERS]);
+        let all = [Some(q.shape), Some(k.shape), Some(v.shape), bias, sinks, slopes, one, parameters];
         core::array::from_fn(|n| all[n].filter(|_| self.which[n]))
     }
 
-    fn blank(&self, rng: &mut Rng) -> [Option<Slot>; 7] {
-        let mut slots = [const { None }; 7];
+    fn blank(&self, rng: &mut Rng) -> [Option<Slot>; 8] {
+        let mut slots = [const { None }; 8];
         for (n, (slot, shape)) in slots.iter_mut().zip(self.shapes()).enumerate() {
             let Some(shape) = shape else { continue };
             *slot = Some(if n < 4 {
@@ -306,8 +317,8 @@ impl Back {
     }
 
     /// Whatever was written. Panics if something beside the gradients was.
-    fn take(&self, what: &str, slots: &mut [Option<Slot>; 7]) -> All {
-        let mut all = [const { None }; 7];
+    fn take(&self, what: &str, slots: &mut [Option<Slot>; 8]) -> All {
+        let mut all = [const { None }; 8];
         for ((written, slot), name) in all.iter_mut().zip(slots).zip(NAMES) {
             *written = slot.as_mut().map(|slot| match slot {
                 Slot::Tensor(x, dtype) => Written { bits: x.take(&format!("{what}: {name}")), dtype: *dtype },
@@ -323,7 +334,7 @@ impl Back {
     }
 
     /// What the plain passes say.
-    fn oracle<T: naive::Real>(&self) -> [Vec<T>; 7] {
+    fn oracle<T: naive::Real>(&self) -> [Vec<T>; 8] {
         let rng = &mut Rng::of_call(0, 0);
         let stage = Stage::new(rng, &self.case, Home::Tensors);
         let d_out = AnyPlaced::of(rng, &self.d_out.0, self.d_out.1);
@@ -341,8 +352,8 @@ impl Back {
                 naive::gradients_with(&attention, &inputs, d_out, d_lse, &none.score(score).mask(mask))
             }
         };
-        let naive::Gradient { q, k, v, bias, sinks, slopes, scale } = gradient.expect("a good call");
-        [q, k, v, bias, sinks, slopes, vec![scale]]
+        let naive::Gradient { q, k, v, bias, sinks, slopes, scale, parameters } = gradient.expect("a good call");
+        [q, k, v, bias, sinks, slopes, vec![scale], parameters]
     }
 }
 

@@ -56,6 +56,9 @@ pub enum Prob {
     Dropped(usize),
 }
 
+/// Number of parameters of a score function.
+pub const PARAMETERS: usize = 5;
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoreFn(pub Score, pub Place);
 
@@ -94,6 +97,19 @@ impl ScoreMod for ScoreFn {
                 2.0 / (root * root * root)
             }
         })
+    }
+
+    fn parameters(&self) -> usize {
+        PARAMETERS
+    }
+
+    /// A factor, and entries of a table, whatever the function. None that there is where the key is hidden.
+    fn parameter_derivatives(&self, score: f32, p: Position, add: &mut dyn FnMut(usize, f32)) {
+        if self.score(score, p) == f32::NEG_INFINITY {
+            return add(PARAMETERS, f32::NAN);
+        }
+        add(0, score);
+        add(1 + mix(self.1.at(p)) % (PARAMETERS - 1), 0.5);
     }
 }
 

@@ -84,6 +84,8 @@ pub struct Gradients<'a> {
     pub slopes: Option<&'a mut [f32]>,
     #[doc(hidden)]
     pub scale: Option<&'a mut f32>,
+    #[doc(hidden)]
+    pub parameters: Option<&'a mut [f32]>,
 }
 
 impl<'a> Gradients<'a> {
@@ -135,6 +137,14 @@ impl<'a> Gradients<'a> {
     #[must_use]
     pub fn scale(self, dscale: &'a mut f32) -> Self {
         Self { scale: Some(dscale), ..self }
+    }
+
+    /// Adds the gradients in the parameters of the score function ([`ScoreMod::parameters`](crate::ScoreMod::parameters) of them):
+    /// sums over all rows and keys, in `f64`, in one order. They take 8 bytes a parameter for each worker and for each key/value
+    /// head of each sequence.
+    #[must_use]
+    pub fn parameters(self, dparameters: &'a mut [f32]) -> Self {
+        Self { parameters: Some(dparameters), ..self }
     }
 
     /// Checks that the gradients fit the call, whose inputs fit together. Its bias is the one that was given, not yet broadcast.
@@ -277,13 +287,14 @@ pub(crate) struct Reduced<'a> {
     pub(crate) sinks: Option<&'a mut [f32]>,
     pub(crate) slopes: Option<&'a mut [f32]>,
     pub(crate) scale: Option<&'a mut f32>,
+    pub(crate) parameters: Option<&'a mut [f32]>,
 }
 
 impl<'a> Gradients<'a> {
     /// Splits the gradients into those that workers write and those that are sums over all rows. In a part of a pass, a bias has
     /// columns for keys, if but for one key.
     pub(crate) fn split(self, call: &Call<'_>, part: &Part<'_>) -> (SharedGradients<'a>, Reduced<'a>) {
-        let Self { q, k, v, bias, sinks, slopes, scale } = self;
+        let Self { q, k, v, bias, sinks, slopes, scale, parameters } = self;
         let bias = bias.map(|view| {
             let ([batch, heads, _, columns], sequences, kv_heads) =
                 (view.shape(), call.sequence_count(), call.kv.kv_heads());
@@ -305,6 +316,6 @@ impl<'a> Gradients<'a> {
             }
         });
         let [q, k, v] = [q, k, v].map(|gradient| gradient.map(TensorMut::into_shared));
-        (SharedGradients { q, k, v, bias }, Reduced { sinks, slopes, scale })
+        (SharedGradients { q, k, v, bias }, Reduced { sinks, slopes, scale, parameters })
     }
 }

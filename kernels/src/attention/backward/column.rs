@@ -52,13 +52,14 @@ impl<'t, S: Simd> Column<'t, S> {
     /// The column exists, and its gradients are this worker's alone.
     pub(crate) unsafe fn run(&self, scratch: &mut BackwardScratch) {
         let (call, tiling) = (self.bound.checked.call(), self.bound.checked.tiling());
-        let (mut scores, mut own) = scratch.parts(tiling);
+        let (mut scores, mut own) = scratch.parts(tiling, self.pass.parameters());
         if !self.wait_for_shared_bias() {
             return;
         }
         let mut keys = self.prepare_keys(&mut own);
         let (q_len, group_size) = (call.sequence(self.at.sequence).q_len, call.group_size());
         own.total.clear(self.keys().len());
+        own.parameters.fill(0.0);
         let mut done = 0;
         for g in 0..group_size {
             // SAFETY: the caller guarantees that the column's sums are this worker's alone.
@@ -94,6 +95,9 @@ impl<'t, S: Simd> Column<'t, S> {
                 None => {}
             }
         }
+        if !own.parameters.is_empty() && !self.add_parameters(own.parameters) {
+            return;
+        }
         // SAFETY: the caller guarantees that the column's gradients are this worker's alone.
         unsafe { self.write_keys(&own.total) }
     }
@@ -114,7 +118,7 @@ impl<'t, S: Simd> Column<'t, S> {
     /// # Safety
     /// The column exists, and its head's gradients of queries are this worker's alone.
     pub(crate) unsafe fn end(&self, scratch: &mut BackwardScratch) {
-        let (_, mut own) = scratch.parts(self.bound.checked.tiling());
+        let (_, mut own) = scratch.parts(self.bound.checked.tiling(), 0);
         let heads = if self.at.number == 0 { self.bound.checked.call().group_size() } else { 0 };
         for task in (0..heads).flat_map(|g| self.row_blocks(g)) {
             // SAFETY: one worker has the first column; the saved tensors fit the call, as the launch has asserted.

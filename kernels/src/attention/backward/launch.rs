@@ -55,7 +55,8 @@ impl<'a> BackwardLaunch<'a> {
         fitting(saved.fits(&call));
         fitting(gradients.fits(&call));
         let (columns_per_head, columns) = count_columns(&call)?;
-        if !memory.try_reserve(&call, columns) {
+        let parameters = gradients.parameters.as_ref().map_or(0, |gradient| gradient.len());
+        if !memory.try_reserve(&call, columns, parameters) {
             return None;
         }
         let (gradients, reduced) = gradients.split(&call, &part);
@@ -63,9 +64,20 @@ impl<'a> BackwardLaunch<'a> {
         if let Some(bias) = &gradients.bias {
             bias.clear();
         }
-        let (rows, progress) = memory.parts(&call);
+        let (rows, progress, parameter_sums) = memory.parts(&call, parameters);
         let stop = Stop::when(None);
-        let pass = BackwardPass { checked, saved, gradients, reduced, part, rows, columns_per_head, progress, stop };
+        let pass = BackwardPass {
+            checked,
+            saved,
+            gradients,
+            reduced,
+            parameter_sums,
+            part,
+            rows,
+            columns_per_head,
+            progress,
+            stop,
+        };
         // Without query heads, too: gradients of keys and values are then zeros.
         Some(Self { pass, columns: Queue::new(columns) })
     }

@@ -8,29 +8,34 @@ use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Progress;
 use core::marker::PhantomData;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that the workers of a backward pass share: gradients of queries as they accumulate, in `f32`, a few numbers
-/// for each row, and the progress of each key block. Grows to the size calls need and is kept.
+/// for each row, sums for the parameters of a score function, and the progress of each key block. Grows to the size calls need
+/// and is kept.
 #[derive(Debug, Default)]
 pub struct BackwardMemory {
     rows: AlignedBuf,
+    parameter_sums: Mutex<Vec<f64>>,
     pub(crate) progress: Vec<Progress>,
 }
 
 impl BackwardMemory {
     /// Creates empty memory; the first use allocates.
     pub const fn new() -> Self {
-        Self { rows: AlignedBuf::new(), progress: Vec::new() }
+        Self { rows: AlignedBuf::new(), parameter_sums: Mutex::new(Vec::new()), progress: Vec::new() }
     }
 
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
-        self.rows.bytes() + self.progress.capacity() * size_of::<Progress>()
+        let sums = locked(&self.parameter_sums).capacity() * size_of::<f64>();
+        self.rows.bytes() + sums + self.progress.capacity() * size_of::<Progress>()
     }
 
-    /// Reserves the memory for a call's rows and `columns` key blocks. Returns false if there is not enough.
+    /// Reserves the memory for a call's rows and `columns` key blocks, and for sums for `parameters` parameters. Returns false if
+    /// there is not enough.
     #[must_use]
-    pub(crate) fn try_reserve(&mut self, call: &Call<'_>, columns: usize) -> bool {
+    pub(crate) fn try_reserve(&mut self, call: &Call<'_>, columns: usize, parameters: usize) -> bool {
         let more = columns.saturating_sub(self.progress.len());
         if self.progress.try_reserve(more).is_err() {
             return false;
@@ -39,24 +44,55 @@ impl BackwardMemory {
         self.progress[..columns].fill_with(Progress::default);
         let rows = call.q.shape()[..3].iter().try_fold(1usize, |n, &size| n.checked_mul(size));
         let floats = rows.and_then(|rows| rows.checked_mul(RowMemory::floats(call.q.shape()[3])));
+        let sums = count_sums(call, parameters);
         floats.is_some_and(|floats| self.rows.try_reserve(floats))
+            && sums.is_some_and(|sums| try_grow(&mut locked(&self.parameter_sums), sums))
     }
 
     /// Begins a pass in parts: reserves the memory for a call's rows, and clears it. Returns false if there is not enough.
     #[must_use]
     pub fn try_begin(&mut self, call: &Call<'_>) -> bool {
-        let enough = self.try_reserve(call, 0);
+        let enough = self.try_reserve(call, 0, 0);
         self.rows.floats_mut().fill(0.0);
         enough
     }
 
-    /// Returns the rows' memory and the key blocks' progress.
-    pub(crate) fn parts(&mut self, call: &Call<'_>) -> (RowMemory<'_>, &[Progress]) {
+    /// Returns the rows' memory, the key blocks' progress, and cleared sums for `parameters` parameters.
+    pub(crate) fn parts(
+        &mut self,
+        call: &Call<'_>,
+        parameters: usize,
+    ) -> (RowMemory<'_>, &[Progress], &Mutex<Vec<f64>>) {
         let [b, h, l, d] = call.q.shape();
         let floats = self.rows.floats_mut();
         assert!(floats.len() >= b * h * l * RowMemory::floats(d), "reserved for another call");
-        (RowMemory { first: floats.as_mut_ptr(), heads: h, q_len: l, head_dim: d, borrow: PhantomData }, &self.progress)
+        let n = count_sums(call, parameters).expect("reserved for another call");
+        let mut sums = locked(&self.parameter_sums);
+        sums.clear();
+        sums.resize(n, 0.0);
+        drop(sums);
+        let rows = RowMemory { first: floats.as_mut_ptr(), heads: h, q_len: l, head_dim: d, borrow: PhantomData };
+        (rows, &self.progress, &self.parameter_sums)
     }
+}
+
+/// Returns the number of sums of all key/value heads for so many parameters, if there may be so many.
+fn count_sums(call: &Call<'_>, parameters: usize) -> Option<usize> {
+    call.sequence_count().checked_mul(call.kv.kv_heads())?.checked_mul(parameters)
+}
+
+/// Returns the sums. A panic never left them half changed: nothing panics while they are locked.
+pub(crate) fn locked(sums: &Mutex<Vec<f64>>) -> MutexGuard<'_, Vec<f64>> {
+    sums.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes room for at least so many sums. Returns false if there is no memory.
+fn try_grow(sums: &mut Vec<f64>, n: usize) -> bool {
+    let enough = sums.try_reserve_exact(n.saturating_sub(sums.len())).is_ok();
+    if enough {
+        sums.resize(sums.len().max(n), 0.0);
+    }
+    enough
 }
 
 /// Numbers of a row besides the gradient of its query.
@@ -134,6 +170,7 @@ pub struct BackwardScratch {
     /// Scratch of the scores, as in the forward pass.
     scores: Scratch,
     own: AlignedBuf,
+    parameters: Vec<f64>,
 }
 
 /// Scratch of the scores, and room for copies of them: [`ScoreCopies`](crate::attention::blocks::key_block::ScoreCopies).
@@ -160,6 +197,8 @@ pub(crate) struct Own<'a> {
     /// Gradients of the key block's keys and values of one query head, and of all that share them.
     pub(crate) head: KeyGradients<'a>,
     pub(crate) total: KeyGradients<'a>,
+    /// Gradients in the parameters of the score function, summed over the column.
+    pub(crate) parameters: &'a mut [f64],
 }
 
 /// Gradients of a key block's keys and values, `[key][dimension in whole vectors]`.
@@ -194,21 +233,24 @@ impl KeyGradients<'_> {
 impl BackwardScratch {
     /// Creates empty scratch; the first use allocates.
     pub const fn new() -> Self {
-        Self { scores: Scratch::new(), own: AlignedBuf::new() }
+        Self { scores: Scratch::new(), own: AlignedBuf::new(), parameters: Vec::new() }
     }
 
-    /// Reserves the scratch that `tiling` needs. Allocates only if there is less. Returns false if there is no memory.
+    /// Reserves the scratch that `tiling` and gradients in so many parameters need. Allocates only if there is less. Returns false
+    /// if there is no memory.
     #[must_use]
-    pub fn try_reserve(&mut self, tiling: &Tiling) -> bool {
-        self.scores.try_reserve(tiling) && self.own.try_reserve(Self::lengths(tiling).iter().sum())
+    pub fn try_reserve(&mut self, tiling: &Tiling, parameters: usize) -> bool {
+        self.scores.try_reserve(tiling)
+            && self.own.try_reserve(Self::lengths(tiling).iter().sum())
+            && try_grow(&mut self.parameters, parameters)
     }
 
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
-        self.scores.bytes() + self.own.bytes()
+        self.scores.bytes() + self.own.bytes() + self.parameters.capacity() * size_of::<f64>()
     }
 
-    /// Number of bytes that `tiling` needs. Independent of the number of rows and keys.
+    /// Number of bytes that `tiling` needs, without those for parameters. Independent of the number of rows and keys.
     pub fn bytes_for(tiling: &Tiling) -> usize {
         tiling.scratch_bytes() + Self::lengths(tiling).iter().sum::<usize>() * size_of::<f32>()
     }
@@ -221,20 +263,21 @@ impl BackwardScratch {
         [block, block, block, values, keys, rows * d, rows * e, rows * e, keys, values, keys, values]
     }
 
-    /// Returns the scratch of the scores, and the parts of the rest.
+    /// Returns the scratch of the scores, and the parts of the rest, with memory for gradients in `parameters` parameters.
     ///
     /// # Panics
     /// If there is no memory.
-    pub(crate) fn parts(&mut self, tiling: &Tiling) -> (ScoreScratch<'_>, Own<'_>) {
-        assert!(self.try_reserve(tiling), "no memory for a worker's scratch");
+    pub(crate) fn parts(&mut self, tiling: &Tiling, parameters: usize) -> (ScoreScratch<'_>, Own<'_>) {
+        assert!(self.try_reserve(tiling, parameters), "no memory for a worker's scratch");
         let mut rest = self.own.floats_mut();
         let cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
         let [gradients, capped, biased, values, keys, q, d_out, out, k, v, all_k, all_v] =
             Self::lengths(tiling).map(cut);
         let (head, total) = (KeyGradients { k, v }, KeyGradients { k: all_k, v: all_v });
+        let parameters = &mut self.parameters[..parameters];
         (
             ScoreScratch { scratch: &mut self.scores, capped, biased },
-            Own { gradients, values, keys, q, d_out, out, chain: Chain::OfBlock, head, total },
+            Own { gradients, values, keys, q, d_out, out, chain: Chain::OfBlock, head, total, parameters },
         )
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod call;
 pub(crate) mod column;
 pub(crate) mod launch;
 pub(crate) mod memory;
+pub(crate) mod parameters;
 pub(crate) mod parts;
 pub(crate) mod pass;
 pub(crate) mod prefetch;

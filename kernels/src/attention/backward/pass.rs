@@ -7,6 +7,7 @@ use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::{Progress, Stop};
+use std::sync::Mutex;
 
 /// Call of the backward pass, and what its workers share.
 pub(crate) struct BackwardPass<'a> {
@@ -14,11 +15,14 @@ pub(crate) struct BackwardPass<'a> {
     pub(crate) saved: Saved<'a>,
     pub(crate) gradients: SharedGradients<'a>,
     pub(crate) reduced: Reduced<'a>,
+    /// Gradients in parameters, summed over each key/value head: `[sequence and head][parameter]`.
+    pub(crate) parameter_sums: &'a Mutex<Vec<f64>>,
     pub(crate) part: SharedPart<'a>,
     pub(crate) rows: RowMemory<'a>,
     /// Number of key blocks of the longest sequence, at least 1.
     pub(crate) columns_per_head: usize,
-    /// Number of row blocks that each key block is done with, `[sequence and head][key block]`.
+    /// Number of row blocks that each key block is done with, `[sequence and head][key block]`; one more when its gradients in
+    /// parameters are added.
     pub(crate) progress: &'a [Progress],
     pub(crate) stop: Stop<'a>,
 }
@@ -48,6 +52,11 @@ impl BackwardPass<'_> {
         let call = self.checked.call();
         let q_len = call.sequence(sequence).q_len;
         if q_len == 0 { 0 } else { call.group_size() * (self.part.first_row + q_len).div_ceil(MAX_ROW_BLOCK) }
+    }
+
+    /// Returns the number of parameters whose gradients are wanted.
+    pub(crate) fn parameters(&self) -> usize {
+        self.reduced.parameters.as_ref().map_or(0, |gradient| gradient.len())
     }
 
     /// Returns true if each query head's gradients of keys and values are summed apart from those of the others.

@@ -1,8 +1,8 @@
-//! Gradients that are sums over all rows: of sinks, slopes, scale, and a bias of one column. Taken when all key blocks are
-//! done, row after row, in `f64`.
+//! Gradients that are sums over all rows: of sinks, slopes, scale, a bias of one column, and a score function's parameters. Taken
+//! when all key blocks are done, row after row, or head after head, in `f64`.
 
 use crate::attention::backward::call::BiasColumns;
-use crate::attention::backward::memory::RowNumber;
+use crate::attention::backward::memory::{RowNumber, locked};
 use crate::attention::backward::pass::BackwardPass;
 use crate::elementary::exp;
 use crate::simd::quiet;
@@ -43,6 +43,16 @@ impl BackwardPass<'_> {
             **to = written(scale);
         }
         self.finish_bias(heads);
+        self.finish_parameters();
+    }
+
+    /// Writes the gradients in parameters: the sums of all heads.
+    fn finish_parameters(self) {
+        let Some(gradient) = self.reduced.parameters else { return };
+        let (n, of_heads) = (gradient.len(), locked(self.parameter_sums));
+        for (parameter, x) in gradient.iter_mut().enumerate() {
+            *x = written(of_heads.iter().skip(parameter).step_by(n).sum());
+        }
     }
 
     /// Adds each row's sum to its element of a bias of one column.

@@ -188,14 +188,19 @@ impl<S: Simd> Column<'_, S> {
         }
     }
 
-    /// Turns gradients of what the caller's score function returned into gradients of the scores before it.
+    /// Turns gradients of what the caller's score function returned into gradients of the scores before it, and adds those in its
+    /// parameters, if they are wanted.
     fn apply_derivative(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>, own: &mut Own<'_>) {
         let Some(biased) = &tile.copies.biased else { return };
         for row in task.rows(0..rows_of(task)) {
             let keys = tile.spans[row.n / S::TILE_ROWS].keys();
             let run = task.keys_from(row, self.keys().start + keys.start);
             let at = row.n * SCORE_STRIDE + keys.start..row.n * SCORE_STRIDE + keys.end;
-            task.mods.apply_derivative(task.s, run, &biased[at.clone()], &mut own.gradients[at]);
+            let (biased, gradients) = (&biased[at.clone()], &mut own.gradients[at]);
+            if !own.parameters.is_empty() {
+                task.mods.add_parameters(task.s, run, biased, gradients, own.parameters);
+            }
+            task.mods.apply_derivative(task.s, run, biased, gradients);
         }
     }
 

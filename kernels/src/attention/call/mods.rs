@@ -105,6 +105,21 @@ pub trait ScoreMod: Send + Sync {
         let _ = (score, at);
         None
     }
+    /// Returns the number of parameters that the function has and that may be learned, such as the entries of a table of biases:
+    /// 0 for closures.
+    fn parameters(&self) -> usize {
+        0
+    }
+    /// Calls `add(parameter, derivative)` for each parameter that the new score depends on here, any number of times, with the
+    /// derivative of the new score in it; `score` is that before the function. Only a backward call with
+    /// [`Gradients::parameters`](crate::Gradients::parameters) asks, for pairs of a row and a key whose gradient is not 0:
+    /// never for hidden ones.
+    ///
+    /// # Panics
+    /// `add` does, if `parameter` is not less than [`Self::parameters`].
+    fn parameter_derivatives(&self, score: f32, at: Position, add: &mut dyn FnMut(usize, f32)) {
+        let _ = (score, at, add);
+    }
     /// Returns false for [`NoMod`] alone: its pass is not made.
     #[doc(hidden)]
     fn is_given(&self) -> bool {

@@ -1,5 +1,5 @@
 //! The caller's functions as the fused pass calls them: through a trait object, for a row of a key block at a time. So
-//! each closure compiles four short loops for each instruction set, not the whole pass.
+//! each closure compiles five short loops for each instruction set, not the whole pass.
 
 use crate::attention::call::mods::{BlockClass, BlockPosition, MaskMod, Mods, Position, ScoreMod, WeightMod};
 use crate::simd::{LANES, Simd};
@@ -82,6 +82,9 @@ pub(crate) trait RowMods<S>: Sync {
     /// Multiplies the gradients of consecutive keys of a row by the score function's derivative at the scores before
     /// it. A gradient of 0 stays 0; others become NaN if there is no derivative.
     fn apply_derivative(&self, s: S, run: RowRun<'_>, scores: &[f32], gradients: &mut [f32]);
+    /// Adds the gradients in the score function's parameters, of which there is a sum for each, that follow from the gradients of
+    /// what the function made of consecutive keys of a row. A gradient of 0 adds nothing.
+    fn add_parameters(&self, s: S, run: RowRun<'_>, scores: &[f32], gradients: &[f32], sums: &mut [f64]);
     /// Applies the mask function, which gave these classes, to consecutive keys of a row, at least one, the first of
     /// which starts a panel.
     fn apply_mask(&self, s: S, run: RowRun<'_>, classes: PanelClasses, scores: &mut [f32]);
@@ -177,6 +180,30 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
                     let derivative = self.score.derivative(score, run.at(j)).unwrap_or(f32::NAN);
                     // The derivative of a hidden score may be anything.
                     *gradient = if *gradient == 0.0 { 0.0 } else { *gradient * derivative };
+                }
+            },
+        );
+    }
+
+    fn add_parameters(&self, s: S, run: RowRun<'_>, scores: &[f32], gradients: &[f32], sums: &mut [f64]) {
+        s.vectorize(
+            #[inline(always)]
+            || {
+                for (j, (&score, &gradient)) in scores.iter().zip(gradients).enumerate() {
+                    // The derivatives of a hidden score may be anything.
+                    if gradient == 0.0 {
+                        continue;
+                    }
+                    let add = &mut |parameter: usize, derivative: f32| {
+                        let n = sums.len();
+                        assert!(
+                            parameter < n,
+                            "score function: parameter {parameter}, but it has {n} (ScoreMod::parameters)"
+                        );
+                        // The product of two `f32` is exact.
+                        sums[parameter] += f64::from(gradient) * f64::from(derivative);
+                    };
+                    self.score.parameter_derivatives(score, run.at(j), add);
                 }
             },
         );

@@ -40,8 +40,8 @@ impl Back {
 
     /// Bound of the error of a score's gradient that cancels wholly, times all that it is multiplied by and added up
     /// with in each gradient: about, since errors go either way.
-    pub(crate) fn noise(&self) -> [f64; 7] {
-        let Case { q, k, v, alibi, settings, .. } = &self.case;
+    pub(crate) fn noise(&self) -> [f64; 8] {
+        let Case { q, k, v, bias, alibi, settings, .. } = &self.case;
         let factor = settings.dropout.map_or(1.0, |dropout| dropout.factor().into());
         let (_, keys) = self.case.longest();
         let d_lse = self.d_lse.as_ref().map_or(0.0, largest);
@@ -50,6 +50,8 @@ impl Back {
         let (all, of_key) = self.sums_of_rows();
         let distance = if alibi.is_some() { self.farthest() } else { 0.0 };
         let dv = 1e-6 * factor * of_key * largest(&self.d_out.0);
+        let bias = bias.as_ref().map_or(0.0, |(bias, _)| finite_largest(&bias.of));
+        let score = scale * norm(q) * norm(k) + bias + self.steepest() * distance;
         [
             one * scale * largest(k),
             one * scale * largest(q) * of_key,
@@ -58,20 +60,25 @@ impl Back {
             one * all,
             one * all * distance,
             one * all * norm(q) * norm(k),
+            one * all * (keys as f64).sqrt() * (1.0 + score),
         ]
     }
 
     /// Bound of the errors of weights, which come from a log-sum-exp of 32 bits: more than a little only where ALiBi makes scores
     /// large.
     fn weight_error(&self) -> f64 {
-        let Case { q, k, alibi: Some(slopes), .. } = &self.case else { return 0.0 };
-        let steepest = slopes.iter().fold(0.0f64, |most, &x| most.max(f64::from(x).abs()));
+        let Case { q, k, alibi: Some(_), .. } = &self.case else { return 0.0 };
         let product = f64::from(self.case.scale()).abs() * norm(q) * norm(k);
-        2f64.powi(-22) * (product + steepest * self.farthest())
+        2f64.powi(-22) * (product + self.steepest() * self.farthest())
+    }
+
+    /// Largest slope of ALiBi.
+    fn steepest(&self) -> f64 {
+        self.case.alibi.iter().flatten().fold(0.0f64, |most, &x| most.max(f64::from(x).abs()))
     }
 
     /// Panics unless gradients are as close to those in `f64` as those of the plain passes in `f32`, about.
-    pub(super) fn close(&self, what: &str, all: &All, expected: &[Vec<f64>; 7], plain: &[Vec<f32>; 7]) {
+    pub(super) fn close(&self, what: &str, all: &All, expected: &[Vec<f64>; 8], plain: &[Vec<f32>; 8]) {
         let relative = self.weight_error().max(1e-4);
         for (n, (written, noise)) in all.iter().zip(self.noise()).enumerate() {
             let Some(Written { bits, dtype }) = written else { continue };
@@ -96,6 +103,11 @@ impl Back {
             }
         }
     }
+}
+
+/// As [`largest`], of what is finite.
+fn finite_largest(x: &Array) -> f64 {
+    x.data.iter().filter(|x| x.is_finite()).fold(0.0f64, |most, &x| most.max(f64::from(x).abs()))
 }
 
 fn largest(x: &Array) -> f64 {

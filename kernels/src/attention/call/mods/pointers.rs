@@ -16,6 +16,12 @@ macro_rules! through_pointer {
             fn derivative(&self, score: f32, at: Position) -> Option<f32> {
                 (**self).derivative(score, at)
             }
+            fn parameters(&self) -> usize {
+                (**self).parameters()
+            }
+            fn parameter_derivatives(&self, score: f32, at: Position, add: &mut dyn FnMut(usize, f32)) {
+                (**self).parameter_derivatives(score, at, add);
+            }
             fn is_given(&self) -> bool {
                 (**self).is_given()
             }
