@@ -385,7 +385,10 @@ pub(crate) trait Bf16DotWork {
     /// # Safety
     /// What the work points at is readable, and writable where it is written, in the sizes that the work states: each
     /// implementation names the function whose contract it has.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "other backends have no products of pairs"))]
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        expect(dead_code, reason = "no such products")
+    )]
     unsafe fn run<S: Bf16Dot>(self, s: S) -> Self::Output;
 }
 
