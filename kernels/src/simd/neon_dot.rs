@@ -238,11 +238,12 @@ unsafe fn round_bf16(low: float32x4_t, high: float32x4_t) -> uint16x8_t {
 unsafe impl Bf16Dot for NeonBf16 {
     /// Four pairs in each register, in order.
     type P = [uint16x8_t; 4];
+    /// Bits of the pair: products take it from the lowest lane of a register.
+    type Pair = f32;
 
     #[inline(always)]
-    fn splat_bf16x2(self, x: Bf16x2) -> Self::P {
-        // SAFETY: `self` proves the feature.
-        unsafe { [vreinterpretq_u16_u32(vdupq_n_u32(x.0)); 4] }
+    fn splat_bf16x2(self, x: Bf16x2) -> f32 {
+        f32::from_bits(x.0)
     }
 
     #[inline(always)]
@@ -262,7 +263,7 @@ unsafe impl Bf16Dot for NeonBf16 {
     }
 
     #[inline(always)]
-    fn dot2(self, sum: F32x16, x: Self::P, y: Self::P) -> F32x16 {
+    fn dot2(self, sum: F32x16, x: f32, y: Self::P) -> F32x16 {
         self.each(|i| {
             let total;
             // By assembly: the intrinsic is not stable.
@@ -270,10 +271,10 @@ unsafe impl Bf16Dot for NeonBf16 {
             unsafe {
                 asm!(
                     ".arch_extension bf16",
-                    "bfdot {0:v}.4s, {1:v}.8h, {2:v}.8h",
+                    "bfdot {0:v}.4s, {1:v}.8h, {2:v}.2h[0]",
                     inout(vreg) sum[i] => total,
-                    in(vreg) x[i],
                     in(vreg) y[i],
+                    in(vreg) x,
                     options(pure, nomem, nostack, preserves_flags)
                 );
             }
