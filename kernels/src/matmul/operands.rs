@@ -138,7 +138,7 @@ pub(crate) struct Bf16Pairs;
 
 // SAFETY: `x` reads one pair.
 unsafe impl<S: Bf16Dot> MulAdd<S> for Bf16Pairs {
-    type X = S::P;
+    type X = S::Pair;
     type Y = S::P;
     type Sum = S::V;
     const PRODUCTS: usize = 2;
@@ -149,14 +149,14 @@ unsafe impl<S: Bf16Dot> MulAdd<S> for Bf16Pairs {
     }
 
     #[inline(always)]
-    unsafe fn x(s: S, row: *const f32, i: usize) -> S::P {
+    unsafe fn x(s: S, row: *const f32, i: usize) -> S::Pair {
         // SAFETY: the caller guarantees that element `i` of a row of pairs is readable; a pair is as large as an `f32`,
         // and aligned alike.
         s.splat_bf16x2(unsafe { *row.cast::<Bf16x2>().add(i) })
     }
 
     #[inline(always)]
-    fn fma(s: S, x: S::P, y: S::P, sum: S::V) -> S::V {
+    fn fma(s: S, x: S::Pair, y: S::P, sum: S::V) -> S::V {
         s.dot2(sum, x, y)
     }
 

@@ -140,6 +140,7 @@ const ZIP: [u16; 32] = {
 // SAFETY: made where the feature is detected; loads and stores touch sixteen elements, or four times as many bytes.
 unsafe impl Bf16Dot for Avx512Bf16 {
     type P = __m512bh;
+    type Pair = __m512bh;
 
     #[inline(always)]
     fn splat_bf16x2(self, x: Bf16x2) -> __m512bh {

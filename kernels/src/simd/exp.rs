@@ -135,13 +135,13 @@ impl Accuracy for ForBf16 {
         }
         r = pin_order(s, r);
         for i in 0..N {
-            tail[i] =
-                s.fma(r[i], s.splat(const { SHORT[2] * S::FACTOR_UNIT }), s.splat(const { SHORT[1] * S::FACTOR_UNIT }));
+            let highest = s.splat(const { SHORT[2] * S::FACTOR_UNIT });
+            tail[i] = s.fma_constant(r[i], highest, const { &in_units::<S>(SHORT[1]) });
         }
         tail = pin_order(s, tail);
         let mut factors = [(s.splat(0.0), s.splat(S::FACTOR_UNIT)); N];
         for i in 0..N {
-            factors[i] = (r[i], s.fma(tail[i], r[i], s.splat(const { SHORT[0] * S::FACTOR_UNIT })));
+            factors[i] = (r[i], s.fma_constant(tail[i], r[i], const { &in_units::<S>(SHORT[0]) }));
         }
         factors
     }

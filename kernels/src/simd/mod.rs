@@ -18,6 +18,7 @@
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.
 
 pub(crate) use crate::simd::numbers::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, SHIFT, TWO_TO_MINUS_64};
+pub(crate) use crate::simd::pairs::Bf16x2;
 pub(crate) use crate::simd::quads::{Half, Lower, Query4, Upper, Words4};
 pub(crate) use crate::simd::vector::{FOUR, Vector};
 pub(crate) use crate::simd::width::LANES;
@@ -46,6 +47,7 @@ pub(crate) mod neon_dot;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon_vector;
 pub(crate) mod numbers;
+pub(crate) mod pairs;
 pub(crate) mod portable;
 pub(crate) mod portable_half;
 pub(crate) mod quads;
@@ -336,18 +338,6 @@ pub(crate) unsafe trait Int8Dot: Simd {
     fn bytes<const SHIFT: u32>(self, v: Self::V) -> [u8; LANES];
 }
 
-/// Pair of bfloat16, the first in the lower half.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(transparent)]
-pub(crate) struct Bf16x2(pub(crate) u32);
-
-impl Bf16x2 {
-    #[inline(always)]
-    pub(crate) fn new(first: u16, second: u16) -> Self {
-        Self(u32::from(first) | u32::from(second) << 16)
-    }
-}
-
 /// Dot products of bfloat16 pairs, as the machine computes them: subnormal inputs and outputs count as 0.
 ///
 /// # Safety
@@ -355,8 +345,10 @@ impl Bf16x2 {
 pub(crate) unsafe trait Bf16Dot: Simd {
     /// Vector of sixteen pairs.
     type P: Copy;
+    /// One pair for all lanes.
+    type Pair: Copy;
 
-    fn splat_bf16x2(self, x: Bf16x2) -> Self::P;
+    fn splat_bf16x2(self, x: Bf16x2) -> Self::Pair;
     /// Loads sixteen pairs.
     ///
     /// # Safety
@@ -367,8 +359,8 @@ pub(crate) unsafe trait Bf16Dot: Simd {
     /// # Safety
     /// `a..a + 16` and `b..b + 16` are readable.
     unsafe fn zip(self, a: *const u16, b: *const u16) -> Self::P;
-    /// Returns `sum` plus both products of each pair.
-    fn dot2(self, sum: Self::V, x: Self::P, y: Self::P) -> Self::V;
+    /// Returns `sum` plus both products of each pair of `y` with `x`.
+    fn dot2(self, sum: Self::V, x: Self::Pair, y: Self::P) -> Self::V;
     /// Stores sixteen numbers as eight pairs, rounded to nearest even; subnormal numbers become 0. Returns them as they
     /// are stored.
     ///
@@ -385,7 +377,10 @@ pub(crate) trait Bf16DotWork {
     /// # Safety
     /// What the work points at is readable, and writable where it is written, in the sizes that the work states: each
     /// implementation names the function whose contract it has.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "other backends have no products of pairs"))]
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        expect(dead_code, reason = "no such products")
+    )]
     unsafe fn run<S: Bf16Dot>(self, s: S) -> Self::Output;
 }
 

@@ -1,9 +1,9 @@
-//! NEON of AArch64: four registers are one vector, two of them its half. Dot products of bytes take instructions of their own
-//! where the machine has these.
+//! NEON of AArch64: four registers are one vector, two of them its half. Dot products of bytes, and of bfloat16 pairs, take
+//! instructions of their own where the machine has these.
 
-use super::neon_vector::{DOT, NOTHING, NeonToken, QUAD, ROWS};
+use super::neon_vector::{BF16, DOT, NOTHING, NeonToken, QUAD, ROWS};
 use super::numbers::Constant;
-use super::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64};
+use super::{Bf16DotWork, Int8DotWork, LANES, Simd, TWO_TO_MINUS_64};
 use core::arch::aarch64::*;
 use core::arch::asm;
 use std::arch::is_aarch64_feature_detected;
@@ -15,10 +15,17 @@ pub(crate) type Neon = NeonToken<4, NOTHING>;
 /// [`Simd::with_int8_dot`] hands it out.
 pub(crate) type NeonDot = NeonToken<4, DOT>;
 
+/// Proof that this machine has products of bfloat16 pairs, too (FEAT_BF16): [`Simd::with_bf16_dot`] hands it out.
+pub(crate) type NeonBf16 = NeonToken<4, BF16>;
+
 impl<const EXTRA: u8> NeonToken<4, EXTRA> {
     /// Returns the proof if the machine has the features.
     pub(crate) fn detect() -> Option<Self> {
-        let extra = EXTRA != DOT || is_aarch64_feature_detected!("dotprod");
+        let extra = match EXTRA {
+            DOT => is_aarch64_feature_detected!("dotprod"),
+            BF16 => is_aarch64_feature_detected!("bf16"),
+            _ => true,
+        };
         // Lanes are counted from the lowest address on.
         let present = cfg!(target_endian = "little") && is_aarch64_feature_detected!("neon") && extra;
         // SAFETY: detected.
@@ -50,7 +57,7 @@ unsafe fn fma_loaded(a: float32x4_t, b: float32x4_t, c: &'static Constant) -> fl
     // SAFETY: the caller guarantees NEON; the array is readable, and nothing else is touched.
     unsafe {
         asm!(
-            "ldr {0:q}, [{3}]",
+            "ld1 {{{0:v}.4s}}, [{3}]",
             "fmla {0:v}.4s, {1:v}.4s, {2:v}.4s",
             out(vreg) sum,
             in(vreg) a,
@@ -119,8 +126,18 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
         fn dot<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
+        #[target_feature(enable = "neon,bf16")]
+        fn bf16<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
         // SAFETY: `self` proves NEON and the extension that `EXTRA` names.
-        unsafe { if EXTRA == DOT { dot(f) } else { basic(f) } }
+        unsafe {
+            match EXTRA {
+                DOT => dot(f),
+                BF16 => bf16(f),
+                _ => basic(f),
+            }
+        }
     }
 
     #[inline(always)]
@@ -138,6 +155,18 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
                 None => work.run(Neon::new()),
             }
         }
+    }
+
+    #[inline(always)]
+    fn has_bf16_dot(self) -> bool {
+        NeonBf16::detect().is_some()
+    }
+
+    #[inline(always)]
+    unsafe fn with_bf16_dot<W: Bf16DotWork>(self, work: W) -> W::Output {
+        let s = NeonBf16::detect().expect("bf16 pairs are made only where FEAT_BF16 is detected");
+        // SAFETY: the caller guarantees what the work requires.
+        unsafe { work.run(s) }
     }
 
     #[inline(always)]

@@ -1,8 +1,8 @@
-//! Dot products of NEON: of bytes by `sdot` where the machine has it, else by widening products.
+//! Dot products of NEON: of bytes by `sdot` where the machine has it, else by widening products, and of bfloat16 pairs by `bfdot`.
 
-use super::neon::F32x16;
-use super::neon_vector::{DOT, NeonToken};
-use super::{Half, Int8Dot, LANES, Lower, Query4, Upper, Words4};
+use super::neon::{F32x16, NeonBf16};
+use super::neon_vector::{DOT, NeonToken, QUAD};
+use super::{Bf16Dot, Bf16x2, Half, Int8Dot, LANES, Lower, Query4, Upper, Words4};
 use core::arch::aarch64::*;
 use core::arch::asm;
 
@@ -208,5 +208,96 @@ unsafe impl<const EXTRA: u8> Int8Dot for NeonToken<4, EXTRA> {
             vst1q_u8(bytes.as_mut_ptr(), vcombine_u8(low, high));
         }
         bytes
+    }
+}
+
+/// Rounds eight numbers to bfloat16, to nearest even; NaN stays NaN.
+///
+/// # Safety
+/// The machine has FEAT_BF16.
+#[inline(always)]
+unsafe fn round_bf16(low: float32x4_t, high: float32x4_t) -> uint16x8_t {
+    let eight: uint16x8_t;
+    // By assembly: the intrinsics are not stable.
+    // SAFETY: the caller guarantees the feature; the instructions touch their operands alone.
+    unsafe {
+        asm!(
+            ".arch_extension bf16",
+            "bfcvtn {0:v}.4h, {1:v}.4s",
+            "bfcvtn2 {0:v}.8h, {2:v}.4s",
+            out(vreg) eight,
+            in(vreg) low,
+            in(vreg) high,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    eight
+}
+
+// SAFETY: made where the feature is detected; loads and stores touch sixteen elements.
+unsafe impl Bf16Dot for NeonBf16 {
+    /// Four pairs in each register, in order.
+    type P = [uint16x8_t; 4];
+    /// Bits of the pair: products take it from the lowest lane of a register.
+    type Pair = f32;
+
+    #[inline(always)]
+    fn splat_bf16x2(self, x: Bf16x2) -> f32 {
+        f32::from_bits(x.0)
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16x2(self, p: *const Bf16x2) -> Self::P {
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
+        let four = |i: usize| unsafe { vreinterpretq_u16_u32(vld1q_u32(p.add(QUAD * i).cast())) };
+        [four(0), four(1), four(2), four(3)]
+    }
+
+    #[inline(always)]
+    unsafe fn zip(self, a: *const u16, b: *const u16) -> Self::P {
+        // SAFETY: `self` proves the feature; the caller guarantees the ranges at `a` and `b`.
+        unsafe {
+            let [a, a_rest, b, b_rest] = [vld1q_u16(a), vld1q_u16(a.add(8)), vld1q_u16(b), vld1q_u16(b.add(8))];
+            [vzip1q_u16(a, b), vzip2q_u16(a, b), vzip1q_u16(a_rest, b_rest), vzip2q_u16(a_rest, b_rest)]
+        }
+    }
+
+    #[inline(always)]
+    fn dot2(self, sum: F32x16, x: f32, y: Self::P) -> F32x16 {
+        self.each(|i| {
+            let total;
+            // By assembly: the intrinsic is not stable.
+            // SAFETY: `self` proves the feature; the instruction touches its operands alone.
+            unsafe {
+                asm!(
+                    ".arch_extension bf16",
+                    "bfdot {0:v}.4s, {1:v}.8h, {2:v}.2h[0]",
+                    inout(vreg) sum[i] => total,
+                    in(vreg) y[i],
+                    in(vreg) x,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            total
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16x2(self, p: *mut Bf16x2, v: F32x16) -> F32x16 {
+        let mut stored = v;
+        for i in 0..2 {
+            // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
+            unsafe {
+                let normal = |v: float32x4_t| {
+                    let subnormal = vcagtq_f32(vdupq_n_f32(f32::MIN_POSITIVE), v);
+                    vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(v), subnormal))
+                };
+                let eight = round_bf16(normal(v[2 * i]), normal(v[2 * i + 1]));
+                vst1q_u16(p.add(QUAD * i).cast(), eight);
+                stored[2 * i] = vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_low_u16(eight)));
+                stored[2 * i + 1] = vreinterpretq_f32_u32(vshll_high_n_u16::<16>(eight));
+            }
+        }
+        stored
     }
 }

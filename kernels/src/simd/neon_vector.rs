@@ -13,6 +13,7 @@ pub(crate) struct NeonToken<const REGISTERS: usize, const EXTRA: u8>(());
 
 pub(super) const NOTHING: u8 = 0;
 pub(super) const DOT: u8 = 1;
+pub(super) const BF16: u8 = 2;
 
 /// Number of rows whose elements and sums registers hold at once.
 pub(super) const ROWS: usize = 6;

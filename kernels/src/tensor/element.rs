@@ -61,8 +61,8 @@ pub enum Precision {
     /// Widens elements and computes everything in `f32`: the bits of the same call over `f32` tensors.
     #[default]
     Exact,
-    /// Uses the machine's dot products of bfloat16 pairs (AVX512_BF16), if it has them and keys or values are bfloat16:
-    /// twice the arithmetic in the same time.
+    /// Uses the machine's dot products of bfloat16 pairs (AVX512_BF16, or FEAT_BF16 of AArch64), if it has them and keys or
+    /// values are bfloat16: twice the arithmetic in the same time.
     ///
     /// Queries of other types are rounded to bfloat16 if keys are bfloat16. If values are, weights are rounded to
     /// bfloat16, by up to 2⁻⁸ of themselves, after an exponential that is off by up to 2⁻¹³. Outputs are divided by the

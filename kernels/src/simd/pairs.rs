@@ -1,0 +1,13 @@
+//! Pairs of bfloat16, which some machines multiply at once.
+
+/// Pair of bfloat16, the first in the lower half.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Bf16x2(pub(crate) u32);
+
+impl Bf16x2 {
+    #[inline(always)]
+    pub(crate) fn new(first: u16, second: u16) -> Self {
+        Self(u32::from(first) | u32::from(second) << 16)
+    }
+}
