@@ -8,7 +8,7 @@ use sdpa::Tensor;
 /// writes the states of all rows once, and two are held at a time.
 pub(crate) const PARCEL: usize = 16 << 20;
 /// Keys that are computed by themselves. A parcel ends at a multiple of them, so that few keys wait for others.
-const KEY_BLOCK: usize = 256;
+pub(crate) const KEY_BLOCK: usize = 256;
 
 /// Stretch of rows or keys that lie together on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]

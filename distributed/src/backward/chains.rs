@@ -1,11 +1,9 @@
 //! Way of keys through a backward pass: parcels of whole key blocks, which go with the sums of their gradients from stretch to
 //! stretch of the rows, in order.
 
-use crate::layout::{PARCEL, Parcel, Part};
+use crate::layout::{KEY_BLOCK, PARCEL, Parcel, Part};
 use core::ops::Range;
 
-/// Keys that are computed by themselves.
-const KEY_BLOCK: usize = 256;
 /// Rows whose part of a sum is taken by itself.
 pub(crate) const ROW_BLOCK: usize = 96;
 /// Parcels for each stretch of rows, at least, where there are so many key blocks: each stretch waits for the one before.

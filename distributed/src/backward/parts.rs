@@ -2,7 +2,7 @@
 
 use crate::backward::chains::Blocks;
 use crate::error::Error;
-use crate::layout::Part;
+use crate::layout::{KEY_BLOCK, Part};
 use crate::whole::Whole;
 use core::ops::Range;
 use sdpa::{BackwardState, Bf16, F16, Gradients, TensorMut, ViewMut};
@@ -46,8 +46,7 @@ impl<'a> RowPart<'a> {
     /// Takes the state with all keys passed over that are left.
     fn ended(&mut self) -> Result<BackwardState<'a>, sdpa::Error> {
         let n = self.keys.len();
-        let state = self.state()?;
-        state.skip(n - state.len())?;
+        skip_to(self.state()?, n)?;
         self.state.take().map_or_else(&self.make, Ok)
     }
 }
@@ -111,6 +110,15 @@ impl<'a> Parts<'a> {
         }
         Ok(())
     }
+}
+
+/// Passes over keys that no row sees, up to key `end`, block after block: rules of position and the mask may hide different blocks, and
+/// a state that is asked for both at once would find that each shows some.
+pub(crate) fn skip_to(state: &mut BackwardState<'_>, end: usize) -> Result<(), sdpa::Error> {
+    while state.len() < end {
+        state.skip(KEY_BLOCK.min(end - state.len()))?;
+    }
+    Ok(())
 }
 
 /// Copies gradients, rounded to the elements of a tensor.

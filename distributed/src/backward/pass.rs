@@ -2,7 +2,7 @@
 
 use crate::backward::chains::{Blocks, Chains, ROW_BLOCK, Task};
 use crate::backward::flight::{Flight, Until, Wait};
-use crate::backward::parts::{Parts, copy};
+use crate::backward::parts::{Parts, copy, skip_to};
 use crate::error::Error;
 use crate::group::Group;
 use crate::layout::{Parcel, rows_of};
@@ -274,7 +274,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         let dbias = whole.map(|whole| part.dbias(whole, keys.clone())).transpose()?;
         let state = part.state()?;
         beside(self.group.pool, &self.flight, || {
-            state.skip(keys.start - state.len())?;
+            skip_to(state, keys.start)?;
             match dbias {
                 Some(dbias) => state.push_biased(k, v, &mut sums, dbias),
                 None => state.push(k, v, &mut sums),

@@ -7,13 +7,18 @@ use sdpa_mpi::{BackwardShare, Error, Ranks, Share};
 /// Rows and keys of each rank.
 const N: usize = 40;
 
-pub(crate) const FAULTS: [Fault; 12] = [
+pub(crate) const FAULTS: [Fault; 13] = [
     fault("backward scale", "scale: rank 1 has 2, but rank 0 has 0.35355338", Kind::Said),
     fault("backward window", "settings: rank 1 has Attention", Kind::Said),
     fault("backward call", "call: rank 1 has forward pass, but rank 0 has backward pass", Kind::Said),
     fault("backward gap", "keys 40..41: no rank has them", Kind::Said),
     fault("backward queries", "rank 1 refused its part of the call: dq: rows is 39, but q has 40", Kind::Own),
     fault("backward sum", "rank 1 refused its part of the call: dscale: needs one stretch with all rows", Kind::Own),
+    fault(
+        "backward parameters",
+        "rank 1 refused its part of the call: dparameters: needs one call with all keys",
+        Kind::Own,
+    ),
     fault(
         "backward bias",
         "rank 1 refused its part of the call: dbias: needs a bias with a row for each row, or one stretch with all rows",
@@ -40,7 +45,7 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
     // Enough keys for several parcels, where one is to die between them.
     let n = if name == "backward dying" { 20_000 } else { N };
     let (x, lse) = (vec![0.25f32; n.max(N) * DIM], [1.0f32; N]);
-    let mut dscale = 7.0;
+    let (mut dscale, mut dparameters) = (7.0, [7.0; 3]);
     let (mut dq, mut dk, mut dv) = (vec![7.0f32; N * DIM], vec![7.0f32; n * DIM], vec![7.0f32; n * DIM]);
     let (q, kv) = (View::bhld(&x[..N * DIM], [1, 1, N, DIM])?, View::bhld(&x[..n * DIM], [1, 1, n, DIM])?);
     let first = rank * n + usize::from(name == "backward gap" && rank >= GUILTY);
@@ -60,6 +65,7 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
         let keys = n - usize::from(is("backward keys"));
         let gradients = Gradients::new().q(ViewMut::bhld(&mut dq[..rows * DIM], [1, 1, rows, DIM])?);
         let gradients = if is("backward sum") { gradients.scale(&mut dscale) } else { gradients };
+        let gradients = if is("backward parameters") { gradients.parameters(&mut dparameters) } else { gradients };
         let gradients =
             if is("backward bias") { gradients.bias(ViewMut::bhld(&mut dbias, columns)?) } else { gradients };
         let share = BackwardShare::new().rows_with(rank * N, inputs, saved, gradients).keys(
@@ -72,7 +78,8 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
         ranks.attention_backward(&attention, share)
     };
     assert!(
-        result.is_ok() || dq.iter().chain(&dk).chain(&dv).chain(&dbias).chain([&dscale]).all(|&x| x == 7.0),
+        result.is_ok()
+            || dq.iter().chain(&dk).chain(&dv).chain(&dbias).chain(&dparameters).chain([&dscale]).all(|&x| x == 7.0),
         "gradients were written"
     );
     result.map(|_| ())

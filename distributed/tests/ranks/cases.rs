@@ -96,10 +96,11 @@ impl Shared {
         differ && ragged.is_none() && *alignment == Some(Alignment::BottomRight)
     }
 
-    /// Keys that ranks tell apart: those of each sequence, where they are computed one by one.
+    /// Keys that ranks tell apart: those of each sequence, where they are computed one by one, as some stretch of rows says.
     pub(crate) fn keys_told(&self) -> usize {
         let [batch, _, keys, _] = self.case.k.shape;
-        if self.is_one_by_one() { batch * keys } else { keys }
+        let told = self.rows.iter().any(|stretches| !stretches.is_empty());
+        if told && self.is_one_by_one() { batch * keys } else { keys }
     }
 
     /// What one process makes of it.
