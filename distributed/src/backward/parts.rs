@@ -112,8 +112,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Passes over keys that no row sees, up to key `end`, block after block: rules of position and the mask may hide different blocks, and
-/// a state that is asked for both at once would find that each shows some.
+/// Passes over keys that no row sees, up to key `end`, block after block: rules of position and the mask may hide different
+/// blocks, and a state that is asked for both at once would find that each shows some.
 pub(crate) fn skip_to(state: &mut BackwardState<'_>, end: usize) -> Result<(), sdpa::Error> {
     while state.len() < end {
         state.skip(KEY_BLOCK.min(end - state.len()))?;

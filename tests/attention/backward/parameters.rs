@@ -197,7 +197,7 @@ fn gradients_of_a_table_are_sums_of_those_of_a_bias() {
     }
 }
 
-/// What does not fit is refused, and nothing is written.
+/// Gradients of another length, and calls that have no such sums, are refused, and nothing is written.
 #[test]
 fn gradients_in_other_than_all_parameters_are_refused() {
     let x = [0.5f32; 2 * 3 * 4];

@@ -105,7 +105,7 @@ impl Back {
     }
 }
 
-/// As [`largest`], of what is finite.
+/// Returns the largest magnitude of the elements that are finite.
 fn finite_largest(x: &Array) -> f64 {
     x.data.iter().filter(|x| x.is_finite()).fold(0.0f64, |most, &x| most.max(f64::from(x).abs()))
 }
