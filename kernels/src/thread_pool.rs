@@ -61,7 +61,7 @@ impl ThreadPool {
     }
 
     /// Calls `task` once with each index below `tasks`, on this and other threads, and returns when all calls have
-    /// returned. Allocates nothing.
+    /// returned. The calling thread has at least one of them. Allocates nothing.
     ///
     /// # Panics
     /// If a call does: the first panic is passed on when all calls that began have returned. Indices that were not begun
@@ -71,6 +71,8 @@ impl ThreadPool {
         let Some(call) = call else { return (0..tasks).for_each(task) };
         call.begin(tasks, &task);
         self.pool.wake(tasks - 1);
+        // The last index is this thread's, which would otherwise wait for others while its core has nothing to do.
+        call.run(tasks - 1);
         while let Some(index) = call.take() {
             call.run(index);
         }
@@ -199,11 +201,12 @@ struct Call {
 }
 
 impl Call {
-    /// Hands out indices. The caller keeps `task` where it is until [`Self::end`] has returned.
+    /// Hands out all indices but the last, which is the caller's, to be [run](Self::run) too. The caller keeps `task` where
+    /// it is until [`Self::end`] has returned.
     fn begin(&self, tasks: usize, task: &Task<'_>) {
         self.task.store((&raw const *task).cast_mut().cast(), SeqCst);
         self.open.0.store(tasks, SeqCst);
-        self.left.0.store(tasks, SeqCst);
+        self.left.0.store(tasks - 1, SeqCst);
     }
 
     /// Takes an index, which must then be [run](Self::run).
@@ -218,12 +221,12 @@ impl Call {
         None
     }
 
-    /// Calls the task with an index that was taken from this call.
+    /// Calls the task with an index that was taken from this call, or with the caller's.
     fn run(&self, index: usize) {
-        // SAFETY: the index was taken, so `begin` had stored the address before, and nobody stores another before the
-        // caller has seen in `end` that no index is open. This one is open until the subtraction below. Till then the
-        // caller is in `ThreadPool::run`, which nothing unwinds before `end` (tasks' panics are caught here), so the
-        // reference is still in its frame, and what it borrows is still borrowed.
+        // SAFETY: the index was taken or is the caller's, so `begin` had stored the address before, and nobody stores
+        // another before the caller has seen in `end` that no index is open. This one is open until the subtraction below.
+        // Till then the caller is in `ThreadPool::run`, which nothing unwinds before `end` (tasks' panics are caught here),
+        // so the reference is still in its frame, and what it borrows is still borrowed.
         let task: Task<'_> = unsafe { *self.task.load(SeqCst).cast::<Task<'_>>() };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(index))) {
             let mut first = locked(&self.panic);
