@@ -26,7 +26,7 @@
 //! | normalisation | [`Norm`]: layer norm, RMS norm |
 //! | nonlinearity | [`Activation`], in a [`FeedForward`], plain or gated |
 //! | complete layers | [`TransformerLayer`]: encoder, decoder, GPT-2, Llama; [`Transformer`] |
-//! | decoding token by token | [`DecoderState`]: the cached keys and values of a causal [`Transformer`], for [`Transformer::decode`] |
+//! | decoding token by token | [`Transformer::caches`] and [`Transformer::decode`], for a causal [`Transformer`] |
 //! | models | [`Bert`], from a [`TensorSource`]: a map, or with the feature `safetensors` a file; [`Pooling`] |
 //!
 //! Errors are [`sdpa::Error`]s; a call that is refused has written nothing. A row has the same bits on any number of
@@ -58,7 +58,6 @@ mod transformer;
 
 pub use bert::{Bert, BertConfig, BertInput};
 pub use compute::Compute;
-pub use decoder::DecoderState;
 pub use dictionary::{Dictionary, Found, Weighable};
 pub use embedding::Embedding;
 pub use feed_forward::FeedForward;

@@ -226,12 +226,8 @@ impl MultiHeadAttention {
         let sequences = Sequences::even(rows, cache.lens().len())?;
         let before = cache.lens().first().copied();
         let done = self.run(MultiHeadInput::new(x, sequences), out, Beside::Cache(cache), compute);
-        if done.is_err() && cache.lens().first().copied() != before {
-            for sequence in 0..sequences.count() {
-                let len = cache.lens()[sequence] - sequences.rows(sequence).len();
-                // A sliding cache may refuse: evicted keys cannot be restored.
-                let _ = cache.truncate(sequence, len);
-            }
+        if done.is_err() {
+            take_back(cache, sequences, before);
         }
         done
     }
@@ -359,5 +355,17 @@ impl MultiHeadAttention {
             inputs = inputs.mask(mask);
         }
         Ok(inputs)
+    }
+}
+
+/// Takes back the rows of a failed call from a cache, if they have been appended: if its first sequence no longer has `first_len`
+/// keys. A call appends to all sequences or none.
+pub(crate) fn take_back(cache: &mut KvCache, sequences: Sequences<'_>, first_len: Option<usize>) {
+    if cache.lens().first().copied() != first_len {
+        for sequence in 0..sequences.count() {
+            let len = cache.lens()[sequence] - sequences.rows(sequence).len();
+            // A sliding cache may refuse: evicted keys cannot be restored.
+            let _ = cache.truncate(sequence, len);
+        }
     }
 }

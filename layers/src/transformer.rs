@@ -8,7 +8,7 @@ use crate::linear::{check_rows, rows_of};
 use crate::multi_head::{MultiHeadAttention, MultiHeadInput};
 use crate::norm::Norm;
 use crate::share::{self, Rows};
-use sdpa::{Error, KvCache};
+use sdpa::{Error, KvCache, LayerCaches};
 
 /// Cost of adding a number, in the operations that [`sdpa::Exec`] counts: the time of memory.
 const COST: f64 = 8.0;
@@ -262,16 +262,15 @@ impl Transformer {
         run(&self.layers, self.norm.as_ref(), Call::new(x), out, compute)
     }
 
-    /// Computes the next rows of sequences whose earlier rows are in these caches, one for each layer.
+    /// Computes the next rows of sequences whose earlier rows are in these caches, which are as many as the layers.
     pub(super) fn forward_cached(
         &self,
         x: LayerInput<'_>,
-        caches: &mut [KvCache],
+        caches: &mut LayerCaches,
         out: &mut [f32],
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        same("state", "number of layers", caches.len(), self.layers.len(), "the transformer")?;
-        run(&self.layers, self.norm.as_ref(), Call { caches, ..Call::new(x) }, out, compute)
+        run(&self.layers, self.norm.as_ref(), Call { caches: Some(caches), ..Call::new(x) }, out, compute)
     }
 
     /// Runs only the first `layers` layers, at least one, without the last norm.
@@ -305,13 +304,13 @@ impl Transformer {
 struct Call<'a> {
     x: LayerInput<'a>,
     memory: Option<LayerInput<'a>>,
-    /// Keys and values of earlier rows, one cache for each layer; or none.
-    caches: &'a mut [KvCache],
+    /// Keys and values of earlier rows, if there are any.
+    caches: Option<&'a mut LayerCaches>,
 }
 
 impl<'a> Call<'a> {
     fn new(x: LayerInput<'a>) -> Self {
-        Self { x, memory: None, caches: &mut [] }
+        Self { x, memory: None, caches: None }
     }
 
     fn memory(self, memory: LayerInput<'a>) -> Self {
@@ -328,13 +327,15 @@ fn run(
     compute: &mut Compute,
 ) -> Result<(), Error> {
     let width = layers[0].width();
-    let Call { x, memory, caches } = call;
+    let Call { x, memory, mut caches } = call;
     let rows = rows_of("x", x.rows, width)?;
     check_rows("out", out, rows, width)?;
     let mut buffers = compute.buffers("rows of a layer", [[rows, width]; 3])?;
     buffers[0].copy_from_slice(x.rows);
-    let mut caches = caches.iter_mut();
-    let done = layers.iter().try_for_each(|layer| layer.advance(&mut buffers, (x, memory), caches.next(), compute));
+    let done = layers.iter().enumerate().try_for_each(|(number, layer)| {
+        let cache = caches.as_mut().map(|caches| caches.layer_mut(number)).transpose()?;
+        layer.advance(&mut buffers, (x, memory), cache, compute)
+    });
     let done = done.and_then(|()| match norm {
         Some(norm) => norm.forward(&buffers[0], out, compute),
         None => {

@@ -3,7 +3,7 @@
 use crate::fixture::Fixture;
 use crate::models::Model;
 use sdpa::Error;
-use sdpa_layers::{Compute, DecoderState, LayerInput, Sequences};
+use sdpa_layers::{Compute, LayerInput, Sequences};
 
 /// Prints a line for the prompt and for each token after it.
 ///
@@ -21,7 +21,7 @@ pub(crate) fn run(file: &Fixture, name: &str, model: &Model, prompt: usize) -> R
 
     println!("{name} of {} layers, {batch} sequences of {len} tokens, {width} wide.", model.transformer.layers().len());
     println!("{:>6}  {:18} {:>12} {:>10}", "rows", "tokens", "− whole", "− PyTorch");
-    let mut state = DecoderState::new(&model.transformer, batch)?;
+    let mut caches = model.transformer.caches(batch)?;
     for rows in std::iter::once(0..prompt).chain((prompt..len).map(|t| t..t + 1)) {
         // These rows of every sequence.
         let of = |all: &[f32]| -> Vec<f32> {
@@ -30,8 +30,8 @@ pub(crate) fn run(file: &Fixture, name: &str, model: &Model, prompt: usize) -> R
         let part: Vec<u32> = tokens.chunks(len).flat_map(|tokens| &tokens[rows.clone()]).copied().collect();
         let sequences = Sequences::Even { batch, len: rows.len() };
         let (mut x, mut out) = (vec![0.0; part.len() * width], vec![0.0; part.len() * width]);
-        model.embed_from(state.lens(), (&part, sequences), &mut x, &mut compute);
-        model.transformer.decode(&x, &mut state, &mut out, &mut compute)?;
+        model.embed_from(caches.layers()[0].lens(), (&part, sequences), &mut x, &mut compute);
+        model.transformer.decode(&x, &mut caches, &mut out, &mut compute)?;
 
         let shown = if rows.len() > 1 { "a prompt each".to_owned() } else { format!("{part:?}") };
         let (from_whole, from_recorded) = (largest(&out, &of(&whole)), largest(&out, &of(&recorded)));

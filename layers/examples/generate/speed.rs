@@ -3,8 +3,8 @@
 use crate::decoders::{Size, random};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
-use sdpa::{Error, probe};
-use sdpa_layers::{Compute, DecoderState, Transformer};
+use sdpa::{Error, LayerCaches, probe};
+use sdpa_layers::{Compute, Transformer};
 use std::time::Instant;
 
 /// Tokens of a prompt taken in at once.
@@ -39,7 +39,7 @@ impl Step {
 /// A decoder in the midst of a sequence.
 struct Sequence {
     decoder: Transformer,
-    state: DecoderState,
+    caches: LayerCaches,
     /// The next input: there are no tables of tokens here, so the last state takes its place.
     x: Vec<f32>,
     out: Vec<f32>,
@@ -49,14 +49,14 @@ struct Sequence {
 impl Sequence {
     fn new(size: &Size, positions: usize) -> Result<Self, Error> {
         let (decoder, width) = (size.decoder(positions)?, size.width());
-        let (state, compute) = (DecoderState::new(&decoder, 1)?, Compute::default());
-        Ok(Self { decoder, state, x: vec![0.0; width], out: vec![0.0; CHUNK * width], compute })
+        let (caches, compute) = (decoder.caches(1)?, Compute::default());
+        Ok(Self { decoder, caches, x: vec![0.0; width], out: vec![0.0; CHUNK * width], compute })
     }
 
     /// Takes rows in, at most a chunk of them. The seconds that takes.
     fn take_in(&mut self, rows: &[f32]) -> Result<f64, Error> {
         let (start, out) = (Instant::now(), &mut self.out[..rows.len()]);
-        self.decoder.decode(rows, &mut self.state, out, &mut self.compute)?;
+        self.decoder.decode(rows, &mut self.caches, out, &mut self.compute)?;
         let seconds = start.elapsed().as_secs_f64();
         self.x.copy_from_slice(&out[out.len() - self.decoder.width()..]);
         Ok(seconds)
@@ -67,7 +67,7 @@ impl Sequence {
         let x = std::mem::take(&mut self.x);
         let mut next = vec![0.0; x.len()];
         let start = Instant::now();
-        self.decoder.decode(&x, &mut self.state, &mut next, &mut self.compute)?;
+        self.decoder.decode(&x, &mut self.caches, &mut next, &mut self.compute)?;
         let seconds = start.elapsed().as_secs_f64();
         self.x = next;
         Ok(seconds)
@@ -95,7 +95,7 @@ pub(crate) fn measure(size: &Size, pasts: &[usize], memory: &Memory) -> Result<M
         }
         let mut times = (0..=TIMED).map(|_| sequence.generate()).collect::<Result<Vec<_>, _>>()?;
         let read = (0..TIMED).map(|_| memory.read()).fold(f64::INFINITY, f64::min);
-        sequence.state.truncate(0, past)?;
+        sequence.caches.truncate(0, past)?;
         let step = Step {
             past,
             seconds: median(&mut times[1..]),

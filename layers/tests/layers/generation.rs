@@ -4,10 +4,10 @@ use crate::counting::counted;
 use crate::fixture::{Fixture, assert_close};
 use crate::models::{Model, Params, gpt2, llama};
 use crate::support::{Rng, UNWRITTEN};
-use sdpa::{Alignment, Attention, Exec, Isa, KvCache, KvShape, Window, alibi_slopes};
+use sdpa::{Alignment, Attention, Error, Exec, Isa, KvCache, KvShape, LayerCaches, View, Window, alibi_slopes};
 use sdpa_layers::{
-    Activation, Compute, DecoderState, FeedForward, LayerInput, Linear, MultiHeadAttention, MultiHeadInput, Norm,
-    NormOrder, Rope, RopePairs, Sequences, Transformer, TransformerLayer, Weights,
+    Activation, Compute, FeedForward, LayerInput, Linear, MultiHeadAttention, MultiHeadInput, Norm, NormOrder, Rope,
+    RopePairs, Sequences, Transformer, TransformerLayer, Weights,
 };
 use std::num::NonZeroUsize;
 
@@ -76,17 +76,25 @@ fn stacks() -> [Transformer; 3] {
     ]
 }
 
+/// Number of rows of each sequence, which all layers have.
+#[track_caller]
+fn lens(caches: &LayerCaches) -> &[usize] {
+    let lens = caches.layers()[0].lens();
+    assert!(caches.layers().iter().all(|cache| cache.lens() == lens));
+    lens
+}
+
 fn whole(stack: &Transformer, x: &[f32], batch: usize, compute: &mut Compute) -> Vec<f32> {
     let (mut out, len) = (unwritten(x.len()), x.len() / WIDTH / batch);
     stack.forward(LayerInput::new(x, Sequences::Even { batch, len }), &mut out, compute).unwrap();
     out
 }
 
-/// Rows after those of the state, in chunks of these sizes and then one by one.
+/// Rows after those in the caches, in chunks of these sizes and then one by one.
 fn decode(
     stack: &Transformer,
     x: &[f32],
-    state: &mut DecoderState,
+    caches: &mut LayerCaches,
     chunks: impl IntoIterator<Item = usize>,
     compute: &mut Compute,
 ) -> Vec<f32> {
@@ -98,7 +106,7 @@ fn decode(
         let (x, out);
         (x, rest_in) = rest_in.split_at(n);
         (out, rest_out) = rest_out.split_at_mut(n);
-        stack.decode(x, state, out, compute).unwrap();
+        stack.decode(x, caches, out, compute).unwrap();
     }
     out
 }
@@ -108,19 +116,19 @@ fn generate(file: &Fixture, name: &str, model: &Model, prompt: usize, compute: &
     let tokens = file.tokens(&format!("{name}.in.ids"));
     let [batch, len, width] = file.shape(&format!("{name}.out.last"));
     let mut all = unwritten(batch * len * width);
-    let mut state = DecoderState::new(&model.transformer, batch).unwrap();
+    let mut caches = model.transformer.caches(batch).unwrap();
     let mut at = 0;
     while at < len {
         let n = if at == 0 { prompt } else { 1 };
         let part: Vec<u32> = (0..batch).flat_map(|b| &tokens[b * len + at..][..n]).copied().collect();
         let (mut x, mut out) = (unwritten(batch * n * width), unwritten(batch * n * width));
-        model.embed_from(state.lens(), (&part, Sequences::Even { batch, len: n }), &mut x, compute);
-        model.transformer.decode(&x, &mut state, &mut out, compute).unwrap();
+        model.embed_from(lens(&caches), (&part, Sequences::Even { batch, len: n }), &mut x, compute);
+        model.transformer.decode(&x, &mut caches, &mut out, compute).unwrap();
         for (b, rows) in out.chunks(n * width).enumerate() {
             all[(b * len + at) * width..][..n * width].copy_from_slice(rows);
         }
         at += n;
-        assert_eq!(state.lens(), vec![at; batch]);
+        assert_eq!(lens(&caches), vec![at; batch]);
     }
     all
 }
@@ -159,10 +167,10 @@ fn however_a_sequence_is_cut_its_bits_are_those_of_the_whole() {
             let expected = whole(stack, &x, 1, compute);
             let cuts: [&[usize]; 6] = [&[], &[LEN], &[256, 256], &[255, 2, 256], &[1, 300, 17, 100], &[599]];
             for cut in cuts {
-                let mut state = DecoderState::new(stack, 1).unwrap();
-                let got = decode(stack, &x, &mut state, cut.iter().copied(), compute);
+                let mut caches = stack.caches(1).unwrap();
+                let got = decode(stack, &x, &mut caches, cut.iter().copied(), compute);
                 assert_same(&format!("stack {number} on {isa}, {cut:?}"), &got, &expected);
-                assert_eq!(state.lens(), [LEN]);
+                assert_eq!(lens(&caches), [LEN]);
             }
         }
     }
@@ -176,8 +184,8 @@ fn threads_do_not_show() {
         let expected = whole(stack, &x, 1, &mut Compute::new(Exec::serial()));
         let exec = Exec::serial().threads(3);
         let got = pool.install(|| {
-            let mut state = DecoderState::new(stack, 1).unwrap();
-            decode(stack, &x, &mut state, [500], &mut Compute::new(exec))
+            let mut caches = stack.caches(1).unwrap();
+            decode(stack, &x, &mut caches, [500], &mut Compute::new(exec))
         });
         assert_same("three threads", &got, &expected);
     }
@@ -189,21 +197,21 @@ fn what_is_rolled_back_leaves_no_trace() {
     let compute = &mut Compute::default();
     for stack in &stacks() {
         let expected = whole(stack, &x, 1, compute);
-        let mut state = DecoderState::new(stack, 1).unwrap();
-        decode(stack, &x[..400 * WIDTH], &mut state, [400], compute);
+        let mut caches = stack.caches(1).unwrap();
+        decode(stack, &x[..400 * WIDTH], &mut caches, [400], compute);
         for len in [400, 399, 257, 256, 255, 16, 1, 0] {
             // Another continuation, then back.
-            decode(stack, &other[..20 * WIDTH], &mut state, [11], compute);
-            state.truncate(0, len).unwrap();
-            assert_eq!(state.lens(), [len]);
-            let mut again = state.clone();
+            decode(stack, &other[..20 * WIDTH], &mut caches, [11], compute);
+            caches.truncate(0, len).unwrap();
+            assert_eq!(lens(&caches), [len]);
+            let mut again = caches.clone();
             let got = decode(stack, &x[len * WIDTH..], &mut again, [100], compute);
             assert_same(&format!("from {len}"), &got, &expected[len * WIDTH..]);
         }
-        decode(stack, &other, &mut state, [LEN], compute);
-        state.reset();
-        assert_eq!(state.lens(), [0]);
-        assert_same("after a reset", &decode(stack, &x, &mut state, [300, 100], compute), &expected);
+        decode(stack, &other, &mut caches, [LEN], compute);
+        caches.truncate(0, 0).unwrap();
+        assert_eq!(lens(&caches), [0]);
+        assert_same("after a reset", &decode(stack, &x, &mut caches, [300, 100], compute), &expected);
     }
 }
 
@@ -223,16 +231,16 @@ fn sequences_of_a_batch_do_not_meet() {
                 prompt
             })
             .collect();
-        let mut state = DecoderState::new(stack, 3).unwrap();
+        let mut caches = stack.caches(3).unwrap();
         let mut prompts = unwritten(padded.len());
-        stack.decode(&padded, &mut state, &mut prompts, compute).unwrap();
-        (0..3).for_each(|s| state.truncate(s, lens[s]).unwrap());
-        assert_eq!(state.lens(), lens);
+        stack.decode(&padded, &mut caches, &mut prompts, compute).unwrap();
+        (0..3).for_each(|s| caches.truncate(s, lens[s]).unwrap());
+        assert_eq!(caches.layers()[0].lens(), lens);
         let mut got: Vec<Vec<f32>> = (0..3).map(|s| prompts[s * longest..][..lens[s] * WIDTH].to_vec()).collect();
         for t in 0..tails {
             let step: Vec<f32> = (0..3).flat_map(|s| &xs[s][(lens[s] + t) * WIDTH..][..WIDTH]).copied().collect();
             let mut out = unwritten(step.len());
-            stack.decode(&step, &mut state, &mut out, compute).unwrap();
+            stack.decode(&step, &mut caches, &mut out, compute).unwrap();
             got.iter_mut().zip(out.chunks(WIDTH)).for_each(|(got, row)| got.extend_from_slice(row));
         }
         for s in 0..3 {
@@ -246,18 +254,18 @@ fn forks_share_a_past_and_nothing_else() {
     let compute = &mut Compute::default();
     let [stack, ..] = stacks();
     let (prompt, tails) = (normal(300 * WIDTH, 6), [normal(30 * WIDTH, 7), normal(30 * WIDTH, 8)]);
-    let mut state = DecoderState::new(&stack, 1).unwrap();
-    decode(&stack, &prompt, &mut state, [300], compute);
-    let held = state.bytes();
-    let second = state.add_sequence();
-    assert_eq!((second, state.lens()), (1, &[300, 0][..]));
-    state.fork(0, 1).unwrap();
-    assert_eq!((state.lens(), state.bytes()), (&[300, 300][..], held));
+    let mut caches = stack.caches(1).unwrap();
+    decode(&stack, &prompt, &mut caches, [300], compute);
+    let held = caches.bytes();
+    let second = caches.add_sequence();
+    assert_eq!((second, lens(&caches)), (1, &[300, 0][..]));
+    caches.fork(0, 1).unwrap();
+    assert_eq!((lens(&caches), caches.bytes()), (&[300, 300][..], held));
     let mut got = [Vec::new(), Vec::new()];
     for t in 0..30 {
         let step: Vec<f32> = tails.iter().flat_map(|tail| &tail[t * WIDTH..][..WIDTH]).copied().collect();
         let mut out = unwritten(step.len());
-        stack.decode(&step, &mut state, &mut out, compute).unwrap();
+        stack.decode(&step, &mut caches, &mut out, compute).unwrap();
         got.iter_mut().zip(out.chunks(WIDTH)).for_each(|(got, row)| got.extend_from_slice(row));
     }
     for (got, tail) in got.iter().zip(&tails) {
@@ -291,11 +299,11 @@ fn a_warm_step_allocates_nothing_but_blocks() {
     let x = normal(LEN * WIDTH, 10);
     for stack in &stacks() {
         let compute = &mut Compute::new(Exec::serial());
-        let mut state = DecoderState::new(stack, 1).unwrap();
+        let mut caches = stack.caches(1).unwrap();
         let mut out = unwritten(WIDTH);
-        decode(stack, &x[..201 * WIDTH], &mut state, [200], compute);
+        decode(stack, &x[..201 * WIDTH], &mut caches, [200], compute);
         for (t, x) in x[201 * WIDTH..].chunks(WIDTH).enumerate() {
-            let (calls, _) = counted(|| stack.decode(x, &mut state, &mut out, compute).unwrap());
+            let (calls, _) = counted(|| stack.decode(x, &mut caches, &mut out, compute).unwrap());
             // A block, and room for it in a list, of each of the two layers.
             let opens = (201 + t).is_multiple_of(256);
             assert!(if opens { calls > 0 && calls <= 6 } else { calls == 0 }, "step {t}: {calls} allocations");
@@ -313,20 +321,33 @@ macro_rules! refused {
 #[test]
 fn what_cannot_be_decoded_is_refused() {
     let free = stack(NormOrder::Pre, |seed| attention(seed).attention(Attention::new()));
-    refused!(DecoderState::new(&free, 1), "decoding: needs causal attention");
+    refused!(free.caches(1), "decoding: needs causal attention");
     let off =
         stack(NormOrder::Pre, |seed| attention(seed).attention(Attention::new().causal().align(Alignment::Offset(1))));
-    refused!(DecoderState::new(&off, 1), "decoding: needs rows that stand at their own keys, no other offset");
+    refused!(off.caches(1), "decoding: needs rows that stand at their own keys, no other offset");
     let [good, ..] = stacks();
-    refused!(DecoderState::new(&good, 0), "state: number of sequences is 0, but must be at least 1");
-    for (sequences, bytes) in [(1 << 58, 1 << 61), (usize::MAX, usize::MAX)] {
-        refused!(DecoderState::new(&good, sequences), format!("state: {bytes} bytes cannot be had"));
+    refused!(good.caches(0), "caches: number of sequences is 0, but must be at least 1");
+    for sequences in [1 << 58, usize::MAX] {
+        let message = format!("cache: sizes [{sequences}, 2, 6, 8] do not fit the address space");
+        refused!(good.caches(sequences), message);
     }
-    // A state for one is not one for the other.
-    let mut state = DecoderState::new(&good, 1).unwrap();
+    assert!(matches!(good.caches(1 << 50), Err(Error::Memory { .. })));
+    // Caches for one are not caches for the other.
+    let mut caches = good.caches(1).unwrap();
     let (x, mut out, compute) = (normal(WIDTH, 1), unwritten(WIDTH), &mut Compute::default());
-    refused!(free.decode(&x, &mut state, &mut out, compute), "decoding: needs causal attention");
-    assert_eq!(state.lens(), [0]);
+    refused!(free.decode(&x, &mut caches, &mut out, compute), "decoding: needs causal attention");
+    assert_eq!(lens(&caches), [0]);
+    let fewer = &mut LayerCaches::new(caches.layers()[..1].to_vec()).unwrap();
+    let refused = good.decode(&x, fewer, &mut out, compute);
+    refused!(refused, "caches: number of layers is 1, but the transformer has 2");
+    // The first layer is a token ahead.
+    let (k, v) = ([0.0; 12], [0.0; 16]);
+    let (k, v) = (View::bhld(&k, [1, 2, 1, 6]).unwrap(), View::bhld(&v, [1, 2, 1, 8]).unwrap());
+    caches.layer_mut(0).unwrap().append(k, v).unwrap();
+    let refused = good.decode(&x, &mut caches, &mut out, compute);
+    refused!(refused, "caches: number of keys of a sequence is 0, but the first layer has 1");
+    caches.roll_back().unwrap();
+    good.decode(&x, &mut caches, &mut out, compute).unwrap();
 }
 
 #[test]
@@ -335,9 +356,9 @@ fn after_a_refusal_everything_is_as_it_was() {
     let x = normal((LEN + 2) * WIDTH, 11);
     let compute = &mut Compute::default();
     let expected = whole(&good, &x[..LEN * WIDTH], 1, compute);
-    let mut state = DecoderState::new(&good, 1).unwrap();
+    let mut caches = good.caches(1).unwrap();
     let mut out = unwritten(x.len());
-    decode(&good, &x[..300 * WIDTH], &mut state, [300], compute);
+    decode(&good, &x[..300 * WIDTH], &mut caches, [300], compute);
 
     let refusals = [
         ("x: length is 25, but must be a multiple of 24, the width of a row", 25, 25),
@@ -345,7 +366,7 @@ fn after_a_refusal_everything_is_as_it_was() {
         ("positions: entry 301 is 601, but must be at most 600, the last row of the table", 302 * WIDTH, 302 * WIDTH),
     ];
     for (message, x_len, out_len) in refusals {
-        refused!(good.decode(&x[..x_len], &mut state, &mut out[..out_len], compute), message);
+        refused!(good.decode(&x[..x_len], &mut caches, &mut out[..out_len], compute), message);
     }
     // The last layer refuses when the first has appended, and when it has itself.
     for wrong in [Attention::new().causal().softcap(-1.0), Attention::new()] {
@@ -353,24 +374,24 @@ fn after_a_refusal_everything_is_as_it_was() {
             let attention = attention(seed).rope(rope()).unwrap();
             if seed == 20 { attention.attention(wrong) } else { attention }
         });
-        broken.decode(&x[..5 * WIDTH], &mut state, &mut out[..5 * WIDTH], compute).unwrap_err();
-        assert!(state.caches().iter().all(|cache| cache.lens() == [300]));
+        broken.decode(&x[..5 * WIDTH], &mut caches, &mut out[..5 * WIDTH], compute).unwrap_err();
+        assert!(lens(&caches) == [300]);
     }
     let mut cache = good.layers()[0].self_attention().cache(1).unwrap();
     let capped = attention(10).attention(Attention::new().causal().softcap(-1.0));
     let refused = capped.decode(&x[..WIDTH], &mut cache, &mut out[..WIDTH], compute);
     refused!(refused, "softcap: -1, but must be positive and finite");
     assert_eq!(cache.lens(), [0]);
-    refused!(state.truncate(0, 301), "length: 301, but sequence 0 has 300 keys");
-    refused!(state.truncate(1, 0), "sequence: there is no sequence 1, the cache has 1");
-    refused!(state.fork(0, 1), "to: there is no sequence 1, the cache has 1");
+    refused!(caches.truncate(0, 301), "length: 301, but sequence 0 has 300 keys");
+    refused!(caches.truncate(1, 0), "sequence: there is no sequence 1, the cache has 1");
+    refused!(caches.fork(0, 1), "to: there is no sequence 1, the cache has 1");
     assert!(out.iter().all(|x| x.to_bits() == UNWRITTEN));
-    assert_eq!(state.lens(), [300]);
+    assert_eq!(lens(&caches), [300]);
     // No rows are no work.
-    good.decode(&[], &mut state, &mut [], compute).unwrap();
-    let got = decode(&good, &x[300 * WIDTH..LEN * WIDTH], &mut state, [100], compute);
+    good.decode(&[], &mut caches, &mut [], compute).unwrap();
+    let got = decode(&good, &x[300 * WIDTH..LEN * WIDTH], &mut caches, [100], compute);
     assert_same("after refusals", &got, &expected[300 * WIDTH..]);
-    let mut three = DecoderState::new(&good, 3).unwrap();
+    let mut three = good.caches(3).unwrap();
     let four = &x[..4 * WIDTH];
     refused!(
         good.decode(four, &mut three, &mut out[..4 * WIDTH], compute),

@@ -4,8 +4,8 @@ use super::{Draw, Recorder};
 use crate::tiny_bert::{CONFIG, model, source};
 use sdpa::{Alignment, Attention, Inputs, Mask, View, ViewMut, Window, alibi_slopes};
 use sdpa_layers::{
-    Bert, BertInput, Compute, DecoderState, FeedForward, LayerInput, MultiHeadAttention, MultiHeadInput, NormOrder,
-    Pooling, Rope, RopePairs, Sequences, Steps, Transformer, TransformerLayer,
+    Bert, BertInput, Compute, FeedForward, LayerInput, MultiHeadAttention, MultiHeadInput, NormOrder, Pooling, Rope,
+    RopePairs, Sequences, Steps, Transformer, TransformerLayer,
 };
 use std::num::NonZeroUsize;
 
@@ -182,14 +182,14 @@ pub(super) fn transformer(draw: &mut Draw, recorder: &mut Recorder) {
 /// The first sequence alone, half of it at once and then token by token.
 fn decoded(transformer: &Transformer, x: &[f32], compute: &mut Compute) -> Vec<f32> {
     let width = transformer.width();
-    let mut state = DecoderState::new(transformer, 1).expect("a state");
+    let mut caches = transformer.caches(1).expect("caches");
     let (mut out, half) = (vec![0.0; x.len()], x.len() / width / 2 * width);
     let (first, last) = out.split_at_mut(half);
     if half > 0 {
-        transformer.decode(&x[..half], &mut state, first, compute).expect("it fits");
+        transformer.decode(&x[..half], &mut caches, first, compute).expect("it fits");
     }
     for (x, out) in x[half..].chunks_exact(width).zip(last.chunks_exact_mut(width)) {
-        transformer.decode(x, &mut state, out, compute).expect("it fits");
+        transformer.decode(x, &mut caches, out, compute).expect("it fits");
     }
     out
 }
