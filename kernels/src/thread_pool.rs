@@ -1,15 +1,16 @@
 //! Pool of threads that stay between calls: spinning for a short time, then asleep.
 
+use crate::sync::pool::thread::{self, JoinHandle};
+use crate::sync::pool::{Arc, AtomicBool, AtomicPtr, AtomicUsize, Condvar, Instant, Mutex, MutexGuard};
 use core::any::Any;
 use core::fmt;
 use core::hint::spin_loop;
 use core::mem::forget;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::Ordering::SeqCst;
+use core::time::Duration;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::sync::PoisonError;
 
 /// Calls that other threads help with at the same time; a caller beyond does its work alone.
 const CALLS: usize = 8;

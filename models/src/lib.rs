@@ -3,14 +3,18 @@
 //! accesses to a cell that nothing orders are an error, and so is a worker that waits for ever.
 //!
 //! The loops around it are written down again, without arithmetic: the queue (`attention/schedule/launch.rs`), split-KV
-//! (`key_blocks.rs` and `split_kv.rs` beside it) and the backward pass (`attention/backward/launch.rs`, `column.rs`).
+//! (`key_blocks.rs` and `split_kv.rs` beside it) and the backward pass (`attention/backward/launch.rs`, `column.rs`). The thread
+//! pool is modelled by shuttle: see `pool.rs`.
 
 #![cfg(test)]
 
 mod backward;
+mod pool;
 mod queue;
 mod split_kv;
 mod sync;
+#[path = "../../kernels/src/thread_pool.rs"]
+mod thread_pool;
 #[path = "../../kernels/src/work_queue.rs"]
 #[allow(dead_code, reason = "what looks ahead is not modelled: it changes nothing")]
 mod work_queue;
