@@ -81,6 +81,7 @@ impl Transformer {
         let first_len = before.first().copied();
         let done = self.forward_cached(LayerInput::new(x, sequences), caches, out, compute);
         if done.is_err() {
+            // Not by `LayerCaches::roll_back`: the last layer may fail when all have appended.
             for layer in 0..self.layers().len() {
                 take_back(caches.layer_mut(layer)?, sequences, first_len);
             }

@@ -85,9 +85,8 @@ fn a_panic_reaches_the_caller_when_all_tasks_are_done() {
         let (pool, begun, ended) = (pool(2), AtomicUsize::new(0), AtomicUsize::new(0));
         let task = |index| {
             begun.fetch_add(1, SeqCst);
-            let fails = index == 0;
             ended.fetch_add(1, SeqCst);
-            assert!(!fails, "a task");
+            assert!(index != 0, "a task");
         };
         catch_unwind(AssertUnwindSafe(|| pool.run(3, &task))).expect_err("a panic");
         assert_eq!(begun.load(SeqCst), ended.load(SeqCst));

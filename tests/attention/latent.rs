@@ -123,7 +123,7 @@ fn integer_keys_of_any_length() {
         (4, 40, 520, [33, 17]),
         (2, 110, 530, [64, 33]),
         (1, 1, 3, [1, 1]),
-        (1, 20, 270, [5000, 40]),
+        (1, 100, 270, [5000, 40]),
     ] {
         let mut rng = Rng::new(heads as u64);
         let mut case = latent(Case::plain(&mut rng, [2, heads, 1, rows, keys, d, dv]));

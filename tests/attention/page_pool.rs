@@ -118,7 +118,7 @@ fn ragged_lengths() {
         let longest = lens.iter().copied().max().expect("some");
         let shapes = [(1, 64, 64), (20, 8, 5), (3, 17, 48), (100, 33, 80)];
         for (rows, d, dv) in shapes.into_iter().skip(n % 2).step_by(2) {
-            let mut case = Case::plain(&mut Rng::new(n as u64), [lens.len(), 2, 1, rows, longest, d, dv]);
+            let mut case = Case::plain(&mut Rng::new(n as u64), [lens.len(), 4, 2, rows, longest, d, dv]);
             (case.causal, case.alignment) = (true, Some(Alignment::BottomRight));
             case.kv_lens = Some(lens.to_vec());
             check(n as u64, &case, page);
