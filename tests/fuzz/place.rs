@@ -115,9 +115,12 @@ impl<T: Element> Placed<T> {
 
     fn laid_out(rng: &mut Rng, x: &Array, layout: Layout) -> Self {
         let mut placed = Self::blank(rng, layout);
-        for at in indices(x.shape) {
-            placed.memory.slice_mut()[layout.index(at)] = T::of(x.get(at));
-        }
+        let elements = placed.memory.slice_mut();
+        // Of a dense array, so in order.
+        let mut numbers = x.data.iter();
+        indices(x.shape).for_each(|at| {
+            elements[layout.index(at)] = T::of(*numbers.next().expect("one for each index"));
+        });
         placed
     }
 
@@ -145,7 +148,8 @@ impl<T: Element> Placed<T> {
     /// The bits of the elements, which are then as if they had never been written. Panics if anything else is otherwise.
     pub(crate) fn take(&mut self, what: &str) -> Array<u32> {
         let layout = self.layout;
-        let bits = Array::from_fn(layout.shape, |at| self.memory.slice()[layout.index(at)].bits());
+        let elements = self.memory.slice();
+        let bits = Array::from_fn(layout.shape, |at| elements[layout.index(at)].bits());
         indices(layout.shape).for_each(|at| self.memory.blank(layout.index(at)));
         assert!(self.memory.is_blank(), "{what}: memory beside the view was written: {layout:?}");
         bits
