@@ -8,8 +8,8 @@ mod support;
 
 use interleaved::{medians, random};
 use sdpa::{
-    Alignment, Attention, Dtype, Error, Exec, Inputs, Isa, KvCache, KvShape, Outputs, Plan, View, ViewMut, Workspace,
-    probe,
+    Alignment, Attention, Dtype, Error, Exec, Inputs, Int4, Isa, KeyScales, KvCache, KvShape, Outputs, Plan, View,
+    ViewMut, Workspace, probe,
 };
 
 const HEADS: usize = 128;
@@ -54,39 +54,33 @@ fn steps(keys: usize, threads: usize) {
     let (heads, narrow) = ([random(keys * 128, 3), random(keys * 128, 4)], random(HEADS * 128, 5));
     let (k, q) = (view(&rows, 1, keys), view(&q, HEADS, 1));
     let v = k.columns(0..512).expect("it has these");
-    let stored = |dtype| {
-        KvCache::new(1, KvShape { kv_heads: 1, head_dim: 576, value_dim: 512 }).and_then(|cache| cache.dtype(dtype))
-    };
-    let [floats, halves] = [Dtype::F32, Dtype::Bf16].map(|dtype| move || stored(dtype));
-    let latent = [floats(), halves()].map(|cache| cache.and_then(KvCache::latent));
-    let [a, b] = latent.map(|cache| filled(cache, k, v));
-    let [c, d] = [floats(), halves()].map(|cache| filled(cache, k, v));
-    let caches = [a, b, c, d];
-    let [a, b, c, d] = caches.each_ref().map(|cache| Inputs::cached(q, cache));
+    let empty = || KvCache::new(1, KvShape { kv_heads: 1, head_dim: 576, value_dim: 512 });
+    let of_type = |dtype| move || empty().and_then(|cache| cache.dtype(dtype));
+    let [floats, halves] = [Dtype::F32, Dtype::Bf16].map(of_type);
+    let bytes = || empty().and_then(|cache| cache.int8(KeyScales::PerToken));
+    let nibbles = || empty().and_then(|cache| cache.int4(Int4::Symmetric));
+    let caches = [
+        ("latent cache, f32", floats().and_then(KvCache::latent)),
+        ("latent cache, bf16", halves().and_then(KvCache::latent)),
+        ("latent cache, int8", bytes().and_then(KvCache::latent)),
+        ("latent cache, int4", nibbles().and_then(KvCache::latent)),
+        ("cache, f32", floats()),
+        ("cache, bf16", halves()),
+        ("cache, int8", bytes()),
+        ("cache, int4", nibbles()),
+    ]
+    .map(|(name, cache)| (name, filled(cache, k, v)));
+    let [a, b, c, d, e, f, g, h] =
+        caches.each_ref().map(|(name, cache)| Step::new(name, Inputs::cached(q, cache), 512));
     let [hk, hv] = heads.each_ref().map(|rows| view(rows, 1, keys));
-    let mut steps = [
-        Step::new("latent cache, f32", a, 512),
-        Step::new("latent cache, bf16", b, 512),
-        Step::new("cache, f32", c, 512),
-        Step::new("cache, bf16", d, 512),
-        Step::new("tensors, f32", Inputs::new(q, k, v), 512),
-        Step::new("heads of 128", Inputs::new(view(&narrow, HEADS, 1), hk, hv), 128),
-    ];
+    let tensors = Step::new("tensors, f32", Inputs::new(q, k, v), 512);
+    let whole_heads = Step::new("heads of 128", Inputs::new(view(&narrow, HEADS, 1), hk, hv), 128);
+    let mut steps = [a, b, c, d, e, f, g, h, tensors, whole_heads];
     let exec = Exec::default().threads(threads);
     let rounds = if support::test_mode() { 1 } else { ROUNDS };
     let seconds = rayon::scope(|_| {
-        let [a, b, c, d, e, f] = &mut steps;
-        medians(
-            rounds,
-            [
-                &mut || a.run(exec),
-                &mut || b.run(exec),
-                &mut || c.run(exec),
-                &mut || d.run(exec),
-                &mut || e.run(exec),
-                &mut || f.run(exec),
-            ],
-        )
+        let mut runs = steps.each_mut().map(|step| || step.run(exec));
+        medians(rounds, runs.each_mut().map(|run| run as &mut dyn FnMut()))
     });
     let peak = probe::peak_flops(Isa::detect()) * threads as f64;
     for (step, seconds) in steps.iter().zip(seconds) {

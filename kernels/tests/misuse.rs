@@ -7,6 +7,7 @@ use sdpa_kernels::{
     Outputs, Packed, Pages, Partials, Precision, Product, Ragged, SplitRows, Then, Tiling, View, ViewMut, Visible,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
 
 const HUGE: [usize; 6] = [1 << 40, 1 << 61, 1 << 62, isize::MAX as usize, usize::MAX - 15, usize::MAX];
 
@@ -203,9 +204,12 @@ fn calls_that_do_not_fit_together_are_refused() {
     }
 }
 
-/// Returns a view of memory that is never freed.
+/// Returns a view of memory that is never freed, and is reached from here: leaks are looked for too.
 fn view<'o>(shape: [usize; 4]) -> ViewMut<'o> {
-    ViewMut::bhld(Box::leak(vec![0.0f32; shape.iter().product()].into_boxed_slice()), shape).unwrap()
+    static ALL: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    let memory = vec![0.0f32; shape.iter().product()].leak();
+    ALL.lock().unwrap().push(memory.as_ptr().expose_provenance());
+    ViewMut::bhld(memory, shape).unwrap()
 }
 
 #[test]

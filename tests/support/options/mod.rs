@@ -21,6 +21,7 @@ use sdpa::{
     Alignment, Attention, Exec, Inputs, Isa, Mask, Outputs, Plan, Point, Precision, Run, View, ViewMut, Window,
     Workspace, naive,
 };
+use std::sync::Mutex;
 
 pub const POINTS: [Point; 4] = [Point::Raw, Point::Softcapped, Point::Masked, Point::Weights];
 
@@ -89,10 +90,13 @@ pub struct Case {
     pub positions: [Option<&'static [&'static [i32]]>; 2],
 }
 
-/// Lists of positions that are never freed.
+/// Lists of positions that are never freed, and are reached from here: leaks are looked for too.
 pub fn kept(lists: Vec<Vec<i32>>) -> &'static [&'static [i32]] {
+    static ALL: Mutex<Vec<&'static [&'static [i32]]>> = Mutex::new(Vec::new());
     let lists: Vec<&'static [i32]> = lists.into_iter().map(|list| &*list.leak()).collect();
-    lists.leak()
+    let lists = lists.leak();
+    ALL.lock().expect("nothing panics meanwhile").push(lists);
+    lists
 }
 
 /// Which outputs to ask for besides `out` and `lse`.
