@@ -230,17 +230,26 @@ impl Call {
         // so the reference is still in its frame, and what it borrows is still borrowed.
         let task: Task<'_> = unsafe { *self.task.load(SeqCst).cast::<Task<'_>>() };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(index))) {
-            let mut first = locked(&self.panic);
-            match &*first {
-                None => *first = Some(panic),
-                // Dropping it could panic once more, here.
-                Some(_) => forget(panic),
-            }
+            self.keep_first(panic);
         }
         if self.open.0.fetch_sub(1, SeqCst) == 1 && self.sleeps.load(SeqCst) {
             // The caller is in `wait` once the lock is to be had. If it is another call's by now, it looks and waits on.
             drop(locked(&self.sleep));
             self.done.notify_one();
+        }
+    }
+
+    /// Keeps a panic for the caller, unless there was one before.
+    fn keep_first(&self, panic: Box<dyn Any + Send>) {
+        let mut first = locked(&self.panic);
+        if first.is_none() {
+            *first = Some(panic);
+            return;
+        }
+        drop(first);
+        // Dropping a payload can panic; the payload of that panic is never dropped.
+        if let Err(next) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            forget(next);
         }
     }
 
