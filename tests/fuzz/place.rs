@@ -116,11 +116,7 @@ impl<T: Element> Placed<T> {
     fn laid_out(rng: &mut Rng, x: &Array, layout: Layout) -> Self {
         let mut placed = Self::blank(rng, layout);
         let elements = placed.memory.slice_mut();
-        // Of a dense array, so in order.
-        let mut numbers = x.data.iter();
-        indices(x.shape).for_each(|at| {
-            elements[layout.index(at)] = T::of(*numbers.next().expect("one for each index"));
-        });
+        indices(x.shape).for_each(|at| elements[layout.index(at)] = T::of(x.get(at)));
         placed
     }
 
