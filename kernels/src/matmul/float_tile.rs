@@ -28,7 +28,8 @@ impl Chains {
         Self { depth, len: <Floats as MulAdd<S>>::chain(depth).max(1) }
     }
 
-    /// Writes the dot products of `MR` rows and the columns of `NV` vectors to `sums`, chains added up first to last.
+    /// Writes the dot products of `MR` rows and the columns of `NV` vectors to `sums`, chains added up first to last, and calls
+    /// `beside` before each four terms.
     ///
     /// # Safety
     /// As [`add_products`], for as many terms as the depth.
@@ -39,13 +40,14 @@ impl Chains {
         rows: &[*const f32; MR],
         columns: Columns,
         sums: &mut [[S::V; NV]; MR],
+        mut beside: impl FnMut(),
     ) {
         let mut first = 0;
         loop {
             let last = self.depth.min(first + self.len);
             let mut chain = [[s.splat(0.0); NV]; MR];
             // SAFETY: `last ≤ depth`, which the caller guarantees.
-            unsafe { add_products(s, TermRows { at: *rows, step: 1 }, columns, first..last, &mut chain) };
+            unsafe { add_products(s, TermRows { at: *rows, step: 1 }, columns, first..last, &mut chain, &mut beside) };
             for r in 0..MR {
                 for n in 0..NV {
                     sums[r][n] = if first == 0 { chain[r][n] } else { s.add(sums[r][n], chain[r][n]) };
@@ -59,7 +61,7 @@ impl Chains {
     }
 }
 
-/// Adds the products of some terms to the sums of `MR` rows in `NV` vectors.
+/// Adds the products of some terms to the sums of `MR` rows in `NV` vectors; calls `beside` before each four of them.
 ///
 /// # Safety
 /// The terms of each of `rows` are readable, and so are `columns`, `NV` vectors for each term.
@@ -70,12 +72,14 @@ pub(crate) unsafe fn add_products<W: Vector, const MR: usize, const NV: usize>(
     columns: Columns,
     terms: Range<usize>,
     sums: &mut [[W::V; NV]; MR],
+    mut beside: impl FnMut(),
 ) {
     let Range { start: mut i, end } = terms;
     let mut columns = columns.from(i);
     // SAFETY: terms below `end`, as the caller guarantees.
     unsafe {
         while i + FOUR <= end {
+            beside();
             columns = w.add_four_terms(rows, columns, i, sums);
             i += FOUR;
         }

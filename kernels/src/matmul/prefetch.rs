@@ -1,10 +1,10 @@
-//! Software prefetch: a few lines of later memory after each register tile.
+//! Software prefetch: lines of later memory, with the terms of a large register tile, or a few after each small one.
 //!
 //! A block's keys and values, and a task's queries and outputs, are read once and come from far away. Prefetching them
 //! a block (or a task) ahead hides that latency.
 
 use crate::simd::width::LINE_BYTES;
-use crate::simd::{LANES, Level, Simd};
+use crate::simd::{FOUR, LANES, Level, Simd};
 use crate::tensor::any::AnyRows;
 
 /// Largest number of rows a key/value head whose time is that of reading keys and values: tiles then read these from
@@ -22,7 +22,7 @@ pub(crate) fn tile_prefetches<S: Simd>(row: usize, rows: usize, all: usize) -> b
     all <= MEMORY_BOUND_ROWS && if S::DOT_VECS > 1 { row == 0 } else { row + rows == all }
 }
 
-/// Number of lines prefetched after a tile: a kilobyte in the time of 1,500 cycles, a few GB/s.
+/// Number of lines prefetched after a tile that does not prefetch as it computes: a kilobyte in the time of 1,500 cycles, a few GB/s.
 const LINES: usize = 16;
 
 /// Largest number of stretches of memory in one queue: keys, values, queries, outputs; of a unit, its accumulator,
@@ -37,6 +37,45 @@ struct Stretch {
     step: isize,
     lines: usize,
     passes: usize,
+}
+
+/// Returns true if tiles of so many vectors prefetch as they compute: full ones of several vectors, of which there are few. A few
+/// lines after each would not be enough, and many at once would be waited for.
+const fn prefetches_beside<S: Simd>(vecs: usize) -> bool {
+    S::TILE_VECS > 1 && vecs == S::TILE_VECS
+}
+
+/// Evenly spaced lines that a tile prefetches as it computes, four with each four terms.
+#[derive(Clone, Copy)]
+pub(crate) struct PrefetchStream {
+    at: *const u8,
+    /// Bytes from one line to the next.
+    step: isize,
+    /// Number of lines, a multiple of four.
+    lines: usize,
+}
+
+impl PrefetchStream {
+    pub(crate) const NONE: Self = Self { at: core::ptr::null(), step: 0, lines: 0 };
+
+    #[inline(always)]
+    pub(crate) fn is_empty(self) -> bool {
+        self.lines == 0
+    }
+
+    /// Prefetches the next four lines, if any are left, beside a tile of `NV` vectors.
+    #[inline(always)]
+    pub(crate) fn fetch<S: Simd, const NV: usize>(&mut self, s: S) {
+        if const { !prefetches_beside::<S>(NV) } || self.lines == 0 {
+            return;
+        }
+        self.lines -= FOUR;
+        for _ in 0..FOUR {
+            s.prefetch_second(self.at.cast());
+            // Wrapping: a prefetch may have any address.
+            self.at = self.at.wrapping_offset(self.step);
+        }
+    }
 }
 
 /// Queue of memory to prefetch, with the position reached in it.
@@ -73,32 +112,56 @@ impl PrefetchQueue {
         self.len += 1;
     }
 
-    /// Prefetches the next few lines, if any are left; and their pages, where lines are contiguous.
+    /// Returns the next lines for a tile of `NV` vectors that prefetches as it computes, at most `most`, as many fours as are evenly
+    /// spaced; none if it does not.
+    #[inline(always)]
+    pub(crate) fn stream<S: Simd, const NV: usize>(&mut self, s: S, most: usize) -> PrefetchStream {
+        if const { !prefetches_beside::<S>(NV) } || self.at == self.len {
+            return PrefetchStream::NONE;
+        }
+        let left = self.stretches[self.at].lines - self.line;
+        let lines = most.min(left) / FOUR * FOUR;
+        if lines == 0 {
+            return PrefetchStream::NONE;
+        }
+        let (at, step) = self.take(s, lines);
+        PrefetchStream { at, step, lines }
+    }
+
+    /// Prefetches the next few lines, if any are left.
     #[inline(always)]
     pub(crate) fn fetch<S: Simd>(&mut self, s: S) {
         let mut budget = LINES;
         while budget > 0 && self.at < self.len {
-            let Stretch { first, step, lines, passes } = self.stretches[self.at];
-            let n = budget.min(lines - self.line);
-            let first = first.wrapping_byte_add(self.pass * LINE_BYTES);
-            // Wrapping: a prefetch may have any address.
-            let mut line = first.wrapping_offset((self.line as isize).wrapping_mul(step));
-            if step == LINE_BYTES as isize {
-                s.prefetch_pages(Level::Second, line.cast(), n * LINE_BYTES);
-            }
+            let n = budget.min(self.stretches[self.at].lines - self.line);
+            let (mut line, step) = self.take(s, n);
             for _ in 0..n {
                 s.prefetch_second(line.cast());
                 line = line.wrapping_offset(step);
             }
-            self.line += n;
-            if self.line == lines {
-                (self.line, self.pass) = (0, self.pass + 1);
-                if self.pass == passes {
-                    (self.pass, self.at) = (0, self.at + 1);
-                }
-            }
             budget -= n;
         }
+    }
+
+    /// Takes the next `n` lines, which are evenly spaced, out of the queue, and prefetches their pages, where lines are contiguous.
+    /// Returns the first line and the bytes from one to the next.
+    #[inline(always)]
+    fn take<S: Simd>(&mut self, s: S, n: usize) -> (*const u8, isize) {
+        let Stretch { first, step, lines, passes } = self.stretches[self.at];
+        let first = first.wrapping_byte_add(self.pass * LINE_BYTES);
+        // Wrapping: a prefetch may have any address.
+        let line = first.wrapping_offset((self.line as isize).wrapping_mul(step));
+        if step == LINE_BYTES as isize {
+            s.prefetch_pages(Level::Second, line.cast(), n * LINE_BYTES);
+        }
+        self.line += n;
+        if self.line == lines {
+            (self.line, self.pass) = (0, self.pass + 1);
+            if self.pass == passes {
+                (self.pass, self.at) = (0, self.at + 1);
+            }
+        }
+        (line, step)
     }
 
     /// Adds `n` rows of `dim` elements, as far as they are evenly spaced. Rows whose elements are not contiguous are

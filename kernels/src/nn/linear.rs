@@ -298,7 +298,7 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
         if a.rows.len() > MEMORY_BOUND_ROWS {
             let columns = Columns { first: panels, step: LANES as isize, apart: a.inputs * LANES };
             let (rows, mut sums) = (rows.cast::<[*const f32; MR]>().read(), [[s.splat(0.0); NV]; MR]);
-            Chains::new::<S>(a.inputs).dot_products(s, &rows, columns, &mut sums);
+            Chains::new::<S>(a.inputs).dot_products(s, &rows, columns, &mut sums, || ());
             to.store_as(
                 s,
                 &sums,

@@ -108,8 +108,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             for tile in 0..tiles {
                 let first = row_block.start + tile * S::TILE_ROWS;
                 let rows = first..row_block.end.min(first + S::TILE_ROWS);
-                let span = Span::of_rows(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS]));
-                self.spans.of_tiles(tiles)[tile] = span;
+                self.spans.of_tiles(tiles)[tile] = self.span_by_rules(rows);
             }
             return;
         }
@@ -135,15 +134,38 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         }
     }
 
+    /// Returns the keys of the block that the range rules make visible to some rows of a tile.
+    fn span_by_rules(&self, rows: Range<usize>) -> Span {
+        let (task, len) = (self.task, rows.len());
+        let (call, kv_len) = (task.call, task.seq.kv_len);
+        match task.stretches(rows.clone()).next() {
+            Some((first, of_head))
+                if of_head == len && call.visible.is_one_range() && call.options.own_positions().is_none() =>
+            {
+                // Both ends of what a row sees move with its position, one key from row to row: the first row has the least
+                // key of all, the last row the greatest.
+                let ends = [first, first.after(len - 1)];
+                let [least, most] = ends.map(|row| task.row_position(row.i));
+                let keys = call.visible.key_range(least, most, kv_len);
+                let all = VisibleKeys { prefix: 0, start: keys.start, end: keys.end }.within(self.first, self.len);
+                Span::new(all.start, all.end, ends.iter().any(|&row| self.visible_to(row) != all))
+            }
+            _ => Span::of_rows(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS])),
+        }
+    }
+
     /// Writes the keys of the block that the range rules make visible to each of some rows of the task, and returns them.
     fn visible_ranges<'a>(&self, rows: Range<usize>, ranges: &'a mut [RowKeys]) -> &'a mut [RowKeys] {
         let ranges = &mut ranges[..rows.len()];
-        for row in self.task.rows(rows) {
-            if let Some((positions, seen)) = self.task.seen_positions(row.i) {
+        if self.task.sees_by_positions() {
+            for row in self.task.rows(rows) {
+                let Some((positions, seen)) = self.task.seen_positions(row.i) else { break };
                 let positions = &positions[self.first..self.first + self.len];
                 ranges[row.n] = mask_passes::keys_at(self.task.s, positions, seen);
-                continue;
             }
+            return ranges;
+        }
+        for row in self.task.rows(rows) {
             let keys = self.visible_to(row);
             let (from, to) = keys.key_range();
             ranges[row.n] = RowKeys::new(from, to, keys.prefix == 0);
@@ -184,6 +206,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     }
 
     /// Returns the keys of the block that the range rules make visible to a row, where keys are at their own indices.
+    #[inline(always)]
     fn visible_to(&self, row: Row) -> VisibleKeys {
         let position = self.task.row_position(row.i);
         self.task.call.visible.keys(position, self.task.seq.kv_len).within(self.first, self.len)

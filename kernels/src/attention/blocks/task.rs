@@ -208,8 +208,15 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
             .filter(move |&first| kv.holds(source, first) && may_be_seen(rule, first))
     }
 
+    /// Returns true if the range rules are by positions that the keys have of their own.
+    #[inline]
+    pub(crate) fn sees_by_positions(&self) -> bool {
+        self.key_positions().is_some() && self.call.visible.hides_keys()
+    }
+
     /// Returns the positions that the keys have of their own, and those of them that a row sees, if the range rules are by such
     /// positions.
+    #[inline]
     pub(crate) fn seen_positions(&self, i: usize) -> Option<(&'t [i32], VisiblePositions)> {
         let (positions, visible, position) = (self.key_positions()?, self.call.visible, self.row_position(i));
         let [seen, _] = visible.positions(position, position);

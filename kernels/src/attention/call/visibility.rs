@@ -130,6 +130,12 @@ impl Visible {
         }
     }
 
+    /// Returns true if what a row sees is one range, whose ends move with its position.
+    #[inline]
+    pub(crate) fn is_one_range(&self) -> bool {
+        self.window.is_none_or(|window| window.keep_first == 0)
+    }
+
     /// Returns a range that holds every key visible to any row at positions `first..=last`.
     pub fn key_range(&self, first: isize, last: isize, kv_len: usize) -> core::ops::Range<usize> {
         // Bounds move with the position: the first row's range starts first, the last row's ends last.
@@ -299,6 +305,11 @@ mod tests {
                         let shown = rules.shows_all(first, last, 7, lo..hi);
                         assert_eq!(shown, all, "{rules:?} {first}..={last}: {lo}..{hi}");
                     }
+                    // What a tile's span relies on.
+                    assert!(
+                        !rules.is_one_range() || key_range.clone().all(seen),
+                        "{rules:?} {first}..={last}: {key_range:?}"
+                    );
                     assert!(
                         (0..7).all(|j| !seen(j) || key_range.contains(&j)),
                         "{rules:?} {first}..={last}: {key_range:?}"

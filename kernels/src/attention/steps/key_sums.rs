@@ -107,7 +107,7 @@ unsafe fn strip_sums<S: Simd, const NV: usize, const CONTINUED: bool>(
                 if CONTINUED {
                     of_keys.add_to(s, &mut sums);
                 }
-                add_products(s, weights, columns, rows, &mut sums);
+                add_products(s, weights, columns, rows, &mut sums, || ());
                 if !CONTINUED {
                     of_keys.add_to(s, &mut sums);
                 }

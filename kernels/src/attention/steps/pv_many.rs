@@ -90,6 +90,8 @@ unsafe fn strip_values<S: Simd, const NV: usize>(
             continue;
         }
         let (together, mut first) = (if span.apart.is_some() { 1 } else { rows.len() }, rows.start);
+        let mut stream = a.prefetch.stream::<S, NV>(s, span.keys().len());
+        let streams = !stream.is_empty();
         // Not by `step_by`, which divides.
         while first < rows.end {
             let span = span.of_row(first - rows.start);
@@ -97,16 +99,26 @@ unsafe fn strip_values<S: Simd, const NV: usize>(
             unsafe {
                 match half {
                     Some(half) => by_tile_rows!(together, from 2 * S::TILE_ROWS, most 2 * S::TILE_ROWS, |MR| {
-                        accumulate::<S, _, MR, 1>(half, a, values, [first, vec], span)
+                        accumulate::<S, _, MR, 1>(half, a, values, [first, vec], span, || ())
                     }),
                     None => by_tile_rows!(together, most S::TILE_ROWS, |MR| {
-                        accumulate::<S, _, MR, NV>(s, a, values, [first, vec], span)
+                        accumulate::<S, _, MR, NV>(
+                            s,
+                            a,
+                            values,
+                            [first, vec],
+                            span,
+                            #[inline(always)]
+                            || stream.fetch::<S, NV>(s),
+                        )
                     }),
                 }
             }
             first += together;
         }
-        a.prefetch.fetch(s);
+        if !streams {
+            a.prefetch.fetch(s);
+        }
     }
 }
 
@@ -122,6 +134,7 @@ unsafe fn accumulate<S: Simd, W: Vector, const MR: usize, const NV: usize>(
     values: Rows<f32>,
     [row, vec]: [usize; 2],
     span: Span,
+    mut beside: impl FnMut(),
 ) {
     // SAFETY: checked: weights, factors, outputs and ends hold every row; the caller guarantees values and ends.
     unsafe {
@@ -131,7 +144,7 @@ unsafe fn accumulate<S: Simd, W: Vector, const MR: usize, const NV: usize>(
         let columns = Columns { first, step: values.step(), apart: W::LANES };
         let mut sums = [[w.splat(0.0); NV]; MR];
         for keys in span.runs() {
-            add_products(w, rows, columns, keys, &mut sums);
+            add_products(w, rows, columns, keys, &mut sums, &mut beside);
         }
         let running = a.running(row, vec);
         running.merge(w, &mut sums);

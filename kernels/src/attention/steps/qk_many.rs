@@ -98,7 +98,7 @@ unsafe fn panel_scores<S: Simd, const MR: usize>(
     let columns = Columns { first: panel, step: LANES as isize, apart: 0 };
     // SAFETY: the caller guarantees the queries, the panel and the scores.
     unsafe {
-        Chains::new::<S>(queries.depth).dot_products(s, &at, columns, &mut sums);
+        Chains::new::<S>(queries.depth).dot_products(s, &at, columns, &mut sums, || ());
         for (&row, [sum]) in rows.iter().zip(sums) {
             s.store(out.add(row * SCORE_STRIDE), s.mul(sum, scale));
         }
@@ -118,19 +118,29 @@ unsafe fn strip_scores<S: Simd, const NV: usize>(
     queries: FloatQueries<'_>,
     keys: Rows<f32>,
 ) {
-    let size = queries.depth * LANES;
-    let (chains, scale) = (Chains::new::<S>(queries.depth), s.splat(queries.scale));
+    let FloatQueries { rows: queries, depth, scale } = queries;
+    let (size, chains, scale) = (depth * LANES, Chains::new::<S>(depth), s.splat(scale));
     for tile in strip.tiles {
         let first_row = tile * S::TILE_ROWS;
         let here = S::TILE_ROWS.min(run.rows - first_row);
         // SAFETY: `here` rows from `first_row` on, and the panels, exist; their scores are inside `run.out`, as asserted.
         by_tile_rows!(here, most S::TILE_ROWS, |MR| unsafe {
-            let queries = queries.rows.as_ptr().add(first_row).cast::<[*const f32; MR]>().read();
+            let rows = queries.as_ptr().add(first_row).cast::<[*const f32; MR]>().read();
             for panel in strip.panels.clone().step_by(NV) {
                 run.prefetch_bias(s, first_row..first_row + MR, panel..panel + NV);
                 let first = keys.at(0).add((panel - run.panels.start) * size);
                 let mut sums = [[s.splat(0.0); NV]; MR];
-                chains.dot_products(s, &queries, Columns { first, step: LANES as isize, apart: size }, &mut sums);
+                let columns = Columns { first, step: LANES as isize, apart: size };
+                let mut stream = run.prefetch.stream::<S, NV>(s, depth);
+                let streams = !stream.is_empty();
+                chains.dot_products(
+                    s,
+                    &rows,
+                    columns,
+                    &mut sums,
+                    #[inline(always)]
+                    || stream.fetch::<S, NV>(s),
+                );
                 let out = run.out.as_mut_ptr().add(first_row * SCORE_STRIDE + panel * LANES);
                 TileRows { out, stride: SCORE_STRIDE }.store_as(
                     s,
@@ -138,7 +148,9 @@ unsafe fn strip_scores<S: Simd, const NV: usize>(
                     #[inline(always)]
                     |_, sum| s.mul(sum, scale),
                 );
-                run.prefetch.fetch(s);
+                if !streams {
+                    run.prefetch.fetch(s);
+                }
             }
         });
     }

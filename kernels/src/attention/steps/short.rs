@@ -106,7 +106,7 @@ unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize)
     let keys = Columns { first: a.packed.as_ptr(), step: LANES as isize, apart: 0 };
     let mut scores = [[s.splat(0.0); 1]; R];
     // SAFETY: the queries have the depth, as the caller guarantees, and so have the packed keys, as `attend` asserts.
-    unsafe { Chains::new::<S>(a.head_dim).dot_products(s, queries, keys, &mut scores) };
+    unsafe { Chains::new::<S>(a.head_dim).dot_products(s, queries, keys, &mut scores, || ()) };
     let (there, hidden) = (u16::MAX >> (LANES - a.keys), s.splat(f32::NEG_INFINITY));
     let mut visible = [hidden; R];
     for r in 0..R {
@@ -129,7 +129,7 @@ unsafe fn write<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize, 
         // SAFETY: there are as many values as keys, at most sixteen, which have these columns.
         unsafe {
             let values = Columns { first: a.values.at(0).add(column), step: a.values.step(), apart: 0 };
-            add_products(s, rows, values, 0..a.keys, &mut sums);
+            add_products(s, rows, values, 0..a.keys, &mut sums, || ());
         }
         for r in 0..R {
             finite = if_finite(s, sums[r][0], finite);

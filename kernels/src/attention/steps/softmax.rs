@@ -66,64 +66,88 @@ impl<S: Simd> WeightForm<S> for Floats {
 /// Turns the scores of a block into weights relative to the block's own maximum, in the form `W`, and merges the block
 /// into the rows' running state.
 pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
+    let ScoreBlock { scores, spans, rows } = row_block;
+    let padded = rows.next_multiple_of(LANES);
+    assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
+    assert!(state.max.len() >= padded && state.sum.len() >= padded);
+    assert!(state.rescale_prev.len() >= padded && state.rescale_block.len() >= padded);
+    let mut row = 0;
+    for spans in spans.chunk_by(|a, b| a.apart.is_some() == b.apart.is_some()) {
+        let end = rows.min(row + spans.len() * S::TILE_ROWS);
+        let scores = &mut scores[row * SCORE_STRIDE..end * SCORE_STRIDE];
+        let (max, sum) = (&mut state.rescale_prev[row..end], &mut state.rescale_block[row..end]);
+        // Compiled each by itself: together they would not have enough registers, which took a fifth of this step's time.
+        if spans[0].apart.is_some() {
+            s.vectorize(
+                #[inline(always)]
+                || weights_apart::<S, W>(s, spans, scores, max, sum),
+            );
+        } else {
+            s.vectorize(
+                #[inline(always)]
+                || weights_together::<S, W>(s, spans, scores, max, sum),
+            );
+        }
+        row = end;
+    }
     s.vectorize(
         #[inline(always)]
-        move || {
-            let ScoreBlock { scores, spans, rows } = row_block;
-            let padded = rows.next_multiple_of(LANES);
-            assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
-            assert!(state.max.len() >= padded && state.sum.len() >= padded);
-            assert!(state.rescale_prev.len() >= padded && state.rescale_block.len() >= padded);
-            // So that a full tile's rows are computed SIDE_ROWS at a time. No part is larger than the one before it, so the maxima
-            // that were computed ahead are enough.
-            const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
-            let mut known = false;
-            for (tile, span) in spans.iter().enumerate() {
-                let (mut row, tile_end) = (tile * S::TILE_ROWS, rows.min((tile + 1) * S::TILE_ROWS));
-                if span.apart.is_some() {
-                    let scores = &mut scores[row * SCORE_STRIDE..tile_end * SCORE_STRIDE];
-                    let (max, sum) = (&mut state.rescale_prev[row..tile_end], &mut state.rescale_block[row..tile_end]);
-                    // Compiled by itself, and the loop below as if this were not here.
-                    s.vectorize(
-                        #[inline(always)]
-                        || weights_apart::<S, W>(s, *span, scores, max, sum),
-                    );
-                    known = false;
-                    continue;
-                }
-                let panels = span.first_panel()..span.end_panel();
-                // End of the rows with the same panels, in this tile and the next.
-                let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
-                let alike_end = if same { rows.min(tile_end + S::TILE_ROWS) } else { tile_end };
-                while row < tile_end {
-                    let side = next_part(tile_end - row, S::SIDE_ROWS);
-                    let next = row + side;
-                    let alike = !panels.is_empty() && next + side <= alike_end;
-                    let max = &mut state.rescale_prev[row..if alike { next + side } else { next }];
-                    let rows =
-                        SideRows { panels: panels.clone(), known, max, sum: &mut state.rescale_block[row..next] };
-                    // SAFETY: `max` belongs to rows below `rows`, which lie inside `scores`; spans end inside a block, so panels
-                    // inside a row.
-                    unsafe {
-                        let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
-                        by_tile_rows!(side, most S::SIDE_ROWS, |N| weights::<S, W, N>(s, scores, rows));
-                    }
-                    (row, known) = (next, alike);
-                }
-            }
-            merge_block_state(s, padded, state);
-        },
-    )
+        move || merge_block_state(s, padded, state),
+    );
 }
 
-/// Computes the weights of a tile's rows, which are [apart](Span::apart), in place, and their maxima and sums. Weights of the
+/// Computes the weights of rows that are not [apart](Span::apart), in place, and their maxima and sums.
+#[inline(always)]
+fn weights_together<S: Simd, W: WeightForm<S>>(
+    s: S,
+    spans: &[Span],
+    scores: &mut [f32],
+    max: &mut [f32],
+    sum: &mut [f32],
+) {
+    // So that a full tile's rows are computed SIDE_ROWS at a time. No part is larger than the one before it, so the maxima
+    // that were computed ahead are enough.
+    const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
+    let (rows, mut known) = (max.len(), false);
+    assert!(scores.len() == rows * SCORE_STRIDE && sum.len() == rows);
+    for (tile, span) in spans.iter().enumerate() {
+        let (mut row, tile_end) = (tile * S::TILE_ROWS, rows.min((tile + 1) * S::TILE_ROWS));
+        let panels = span.first_panel()..span.end_panel();
+        // End of the rows with the same panels, in this tile and the next.
+        let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
+        let alike_end = if same { rows.min(tile_end + S::TILE_ROWS) } else { tile_end };
+        while row < tile_end {
+            let side = next_part(tile_end - row, S::SIDE_ROWS);
+            let next = row + side;
+            let alike = !panels.is_empty() && next + side <= alike_end;
+            let max = &mut max[row..if alike { next + side } else { next }];
+            let rows = SideRows { panels: panels.clone(), known, max, sum: &mut sum[row..next] };
+            // SAFETY: `max` belongs to rows below `rows`, which lie inside `scores`, as asserted; spans end inside a block, so
+            // panels inside a row.
+            unsafe {
+                let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
+                by_tile_rows!(side, most S::SIDE_ROWS, |N| weights::<S, W, N>(s, scores, rows));
+            }
+            (row, known) = (next, alike);
+        }
+    }
+}
+
+/// Computes the weights of rows that are [apart](Span::apart), in place, and their maxima and sums. Weights of the
 /// panels of the span that are not a row's are 0. A row's panels are moved together, and the weights back.
 #[inline(always)]
-fn weights_apart<S: Simd, W: WeightForm<S>>(s: S, span: Span, scores: &mut [f32], max: &mut [f32], sum: &mut [f32]) {
+fn weights_apart<S: Simd, W: WeightForm<S>>(
+    s: S,
+    spans: &[Span],
+    scores: &mut [f32],
+    max: &mut [f32],
+    sum: &mut [f32],
+) {
     assert!(W::IN_PLACE, "rows apart have their weights where their scores were");
-    let (first, end) = (span.first_panel(), span.end_panel());
     for (n, scores) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
-        let (seen, mut together) = (span.of_row(n).panels, first);
+        let span = spans[n / S::TILE_ROWS];
+        let (first, end) = (span.first_panel(), span.end_panel());
+        let (seen, mut together) = (span.of_row(n % S::TILE_ROWS).panels, first);
         let (panels, _) = scores.as_chunks_mut::<LANES>();
         for panel in (first..end).filter(|panel| seen >> panel & 1 == 1) {
             panels[together] = panels[panel];
