@@ -5,7 +5,7 @@
 mod support;
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput, measurement::WallTime};
-use sdpa::{Exec, Isa, Plan, Workspace, naive, unfused};
+use sdpa::{Exec, Isa, Plan, Workspace, naive};
 use std::hint::black_box;
 use std::time::Duration;
 use support::{Tensors, WORKLOADS, Workload};
@@ -42,7 +42,7 @@ fn bench_unfused(group: &mut BenchmarkGroup<'_, WallTime>, id: &str, tensors: &m
     let attention = tensors.workload.attention();
     let run = |tensors: &mut Tensors| {
         let (inputs, outputs) = tensors.bind();
-        unfused::attention(&attention, black_box(inputs), outputs, exec).expect("the shapes fit");
+        sdpa_unfused::attention(&attention, black_box(inputs), outputs, exec).expect("the shapes fit");
     };
     tensors.check(id, run);
     group.bench_function(BenchmarkId::new(id, tensors.workload.name), |b| b.iter(|| run(tensors)));

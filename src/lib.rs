@@ -23,7 +23,7 @@
 //! | threads other than rayon's, deadlines | [`ThreadPool`], or an [`Executor`] of your own; [`Run`], for [`Problem::run_with`] |
 //! | keys in several parts | [`AttnState`], [`merge`]; gradients: [`BackwardState`], [`KeyGradientSums`] |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]); those of a model's layers: [`LayerCaches`] |
-//! | references | [`naive`]: the oracle; [`unfused`]: the baseline |
+//! | reference | [`naive`]: the oracle |
 //! | layers around attention, whole models | the crate `sdpa-layers` |
 //!
 //! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink added
@@ -54,8 +54,6 @@ mod plan;
 mod shape;
 mod state;
 mod threads;
-#[cfg(feature = "unfused")]
-pub mod unfused;
 
 pub use attention::Attention;
 pub use backward::{

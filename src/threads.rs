@@ -7,8 +7,6 @@ pub(crate) mod run;
 pub(crate) mod workers;
 
 use crate::threads::executor::Executor;
-#[cfg(feature = "unfused")]
-use std::sync::{Mutex, PoisonError};
 
 /// Rayon's current pool: the one the calling thread belongs to, else the global one. Without the feature `rayon`, the
 /// calling thread alone.
@@ -40,34 +38,6 @@ impl Executor for CurrentPool {
         }
         (0..tasks).for_each(task);
     }
-}
-
-/// Calls `work` on every part, on an executor. There are as many workers as `scratch` has pieces of `each` floats, one
-/// piece per worker; workers take the next part until none is left.
-#[cfg(feature = "unfused")]
-pub(crate) fn parts<P: Send>(
-    executor: &dyn Executor,
-    scratch: &mut [f32],
-    each: usize,
-    parts: impl Iterator<Item = P> + Send,
-    work: impl Fn(&mut [f32], P) + Sync,
-) {
-    let (workers, queue) = (scratch.len() / each, Mutex::new(parts));
-    let pieces = Mutex::new(scratch.chunks_exact_mut(each));
-    let worker = |_| {
-        let piece = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let Some(scratch) = piece else { return };
-        loop {
-            let part = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(part) = part else { return };
-            work(scratch, part);
-        }
-    };
-    if workers > 1 {
-        executor.run(workers, &worker);
-    }
-    // The calling thread alone, or what an executor that broke its promise left undone.
-    worker(0);
 }
 
 /// Returns the number of threads of the pool a call would run in.

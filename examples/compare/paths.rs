@@ -7,7 +7,7 @@ use crate::output::Named;
 use crate::settings::Settings;
 use crate::strips::{Cut, Rows, Strip};
 use sdpa::{Attention, Exec, Explanation, Inputs, Isa, Machine, Outputs, Plan, Point, Problem};
-use sdpa::{Shape, ViewMut, Workspace, unfused};
+use sdpa::{Shape, ViewMut, Workspace};
 use std::hint::black_box;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -129,7 +129,7 @@ fn unfused_carries(cut: &Cut<'_>) -> Result<()> {
     }
     let (attention, inputs) = cut.call(&Strip { batch: 0, head: 0, first: 0, len: 0 })?;
     let out = ViewMut::<f32>::bhld(&mut [], [1, 1, 0, cut.shape.value_dim])?;
-    unfused::attention(&attention, inputs, Outputs::new(out), Exec::serial())
+    sdpa_unfused::attention(&attention, inputs, Outputs::new(out), Exec::serial())
         .map_err(|e| Refused::new(format_args!("no unfused path: {e}")))
 }
 
@@ -251,7 +251,7 @@ impl<'a> Runner<'a> {
             (Method::Unfused, _) => {
                 let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
                 start = Instant::now();
-                unfused::attention(&attention, inputs, outputs, path.exec())?;
+                sdpa_unfused::attention(&attention, inputs, outputs, path.exec())?;
             }
         }
         Ok(start.elapsed())

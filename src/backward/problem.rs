@@ -22,9 +22,16 @@ pub struct BackwardProblem<'a> {
     pub(crate) shape: Shape,
 }
 
-impl BackwardProblem<'_> {
+impl<'a> BackwardProblem<'a> {
     /// Sizes of the call.
     pub fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// Takes the call apart, for the unfused baseline of this repository alone.
+    #[cfg(feature = "_probe")]
+    #[doc(hidden)]
+    pub fn into_parts(self) -> (Call<'a>, Saved<'a>, Gradients<'a>) {
+        (self.call, self.saved, self.gradients)
     }
 }

@@ -25,7 +25,7 @@ pub struct Problem<'a> {
     pub(crate) shape: Shape,
 }
 
-impl Problem<'_> {
+impl<'a> Problem<'a> {
     /// Returns true if blocks of keys cannot be divided among workers: an output needs whole rows.
     pub(crate) fn needs_whole_rows(&self) -> bool {
         self.outputs.state.is_some() || self.outputs.points.iter().any(Option::is_some)
@@ -49,5 +49,12 @@ impl Problem<'_> {
     /// Sizes of the call.
     pub fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// Takes the call apart, for the unfused baseline of this repository alone.
+    #[cfg(feature = "_probe")]
+    #[doc(hidden)]
+    pub fn into_parts(self) -> (Call<'a>, Outputs<'a>) {
+        (self.call, self.outputs)
     }
 }

@@ -260,7 +260,7 @@ fn a_huge_batch_without_rows_returns_at_once() {
             let naive = naive::oracle(&attention, &inputs);
             assert!(if keys == 0 { naive.is_ok() } else { matches!(naive, Err(Error::Memory { .. })) });
         }
-        let unfused = sdpa::unfused::attention(
+        let unfused = sdpa_unfused::attention(
             &Attention::new(),
             Inputs::new(q, kv, kv),
             Outputs::new(ViewMut::<f32>::bhld(&mut [], [BATCH, 1, 0, 4]).unwrap()),

@@ -238,7 +238,7 @@ fn heads_with_others_between() {
     let tensors = Tensors::normal(SIZES, 7);
     let mut expected = Array4::<f32>::zeros([2, 4, 19, 24]);
     let outputs = Outputs::new(ViewMut::try_from(&mut expected).unwrap());
-    sdpa::unfused::attention(&causal(), tensors.inputs(), outputs, Exec::serial()).unwrap();
+    sdpa_unfused::attention(&causal(), tensors.inputs(), outputs, Exec::serial()).unwrap();
     for steps in [[1, 1, 1, 1], [1, 1, 2, 1], [1, 1, 1, 3], [-1, 2, -1, -1]] {
         let [q, k, v] = [&tensors.q, &tensors.k, &tensors.v].map(|tensor| Laid::of(tensor, [0, 2, 1, 3], steps));
         let mut out = Laid::new([2, 4, 19, 24], [0, 2, 1, 3], steps);
@@ -248,7 +248,7 @@ fn heads_with_others_between() {
             View::try_from(v.view()).unwrap(),
         );
         let outputs = Outputs::new(ViewMut::try_from(out.view_mut()).unwrap());
-        sdpa::unfused::attention(&causal(), inputs, outputs, Exec::serial()).unwrap();
+        sdpa_unfused::attention(&causal(), inputs, outputs, Exec::serial()).unwrap();
         assert!(bits(out.view()) == bits(&expected), "{steps:?}");
     }
 }

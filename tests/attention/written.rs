@@ -4,7 +4,7 @@
 use crate::kv_support::{Pool, cache_of};
 use crate::options::{Case, Full, POINTS, Wanted};
 use crate::support::{Layout, Rng, Sizes, Tensor, UNWRITTEN, execs};
-use sdpa::{Attention, AttnState, Error, Exec, Inputs, KvShape, Outputs, Run, ViewMut, unfused};
+use sdpa::{Attention, AttnState, Error, Exec, Inputs, KvShape, Outputs, Run, ViewMut};
 
 /// Sizes of 0, 1 and 2; as many query heads as 0, 1 or 2 for each key/value head. Dimensions of 0, which are errors, are rare.
 fn sizes(rng: &mut Rng) -> Sizes {
@@ -125,7 +125,7 @@ fn every_output_of_a_state_and_of_the_baseline_is_written_whatever_its_sizes() {
         }
         for attention in [plain, case.attention()] {
             let mut full = case.unwritten(Wanted::LEAST);
-            let done = unfused::attention(&attention, case.inputs(), full.outputs(), Exec::serial());
+            let done = sdpa_unfused::attention(&attention, case.inputs(), full.outputs(), Exec::serial());
             check(&format!("{what}, unfused"), done, outputs(&full));
         }
     }

@@ -6,10 +6,7 @@ use crate::failure::Result;
 use crate::output::Named;
 use crate::paths::{Method, Path};
 use crate::settings::Settings;
-use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut,
-    Workspace, naive, unfused,
-};
+use sdpa::{Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut, Workspace, naive};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -172,7 +169,7 @@ impl<'a> Call<'a> {
         let outputs = Outputs::new(ViewMut::bhld(&mut self.out, shape)?);
         let outputs = outputs.lse(ViewMut::bhld(&mut self.lse, lse_shape)?);
         if path.method == Method::Unfused {
-            return Ok(unfused::attention(&self.attention, self.inputs, outputs, path.exec())?);
+            return Ok(sdpa_unfused::attention(&self.attention, self.inputs, outputs, path.exec())?);
         }
         let problem = self.attention.problem(self.inputs, outputs)?;
         let plan = Plan::new(&problem, path.exec());
@@ -198,7 +195,7 @@ impl<'a> Call<'a> {
             gradients = gradients.alibi(slopes);
         }
         if path.method == Method::Unfused {
-            return Ok(unfused::attention_backward(&self.attention, self.inputs, saved, gradients, path.exec())?);
+            return Ok(sdpa_unfused::attention_backward(&self.attention, self.inputs, saved, gradients, path.exec())?);
         }
         let problem = self.attention.backward(self.inputs, saved, gradients)?;
         let plan = BackwardPlan::new(&problem, path.exec());

@@ -217,7 +217,7 @@ fn gradients_in_other_than_all_parameters_are_refused() {
     let error = sdpa::attention_backward(&Attention::new(), inputs, saved, gradients).unwrap_err();
     assert_eq!(error.to_string(), format!("{of} 0"));
     let gradients = Gradients::new().parameters(&mut written);
-    let error = sdpa::unfused::attention_backward(&Attention::new(), inputs, saved, gradients, Exec::serial());
+    let error = sdpa_unfused::attention_backward(&Attention::new(), inputs, saved, gradients, Exec::serial());
     assert!(error.unwrap_err().to_string().starts_with("dparameters"));
     assert!(written.iter().all(|x| x.to_bits() == UNWRITTEN));
     sdpa::attention_backward(&Attention::new(), inputs, saved, Gradients::new().parameters(&mut [])).unwrap();

@@ -4,9 +4,7 @@ use super::support::Back;
 use crate::options::Wanted;
 use crate::support::{Tensor, UNWRITTEN, execs};
 use crate::written::{cases, check};
-use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Error, Exec, Gradients, Inputs, Isa, Saved, View, ViewMut, unfused,
-};
+use sdpa::{Attention, BackwardPlan, BackwardWorkspace, Error, Exec, Gradients, Inputs, Isa, Saved, View, ViewMut};
 
 #[test]
 fn every_gradient_is_written_whatever_the_sizes() {
@@ -69,7 +67,7 @@ fn every_gradient_of_the_baseline_is_written_whatever_the_sizes() {
             ViewMut::bhld(&mut x.data, x.shape).unwrap()
         }
         let gradients = Gradients::new().q(view(&mut full.q)).k(view(&mut full.k)).v(view(&mut full.v));
-        let done = unfused::attention_backward(&Attention::new(), back.case.inputs(), saved, gradients, Exec::serial());
+        let done = sdpa_unfused::attention_backward(&Attention::new(), back.case.inputs(), saved, gradients, Exec::serial());
         check(&what, done, full.named().into_iter().take(3));
     }
 }

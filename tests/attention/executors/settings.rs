@@ -43,7 +43,7 @@ fn calls_run_on_the_executor_of_their_settings() {
     });
     same("unfused", |exec| {
         written(tensors.inputs(), |outputs| {
-            sdpa::unfused::attention(&Attention::new(), tensors.inputs(), outputs, exec).unwrap();
+            sdpa_unfused::attention(&Attention::new(), tensors.inputs(), outputs, exec).unwrap();
         })
     });
 }
@@ -110,7 +110,7 @@ fn backward_calls_and_states_run_on_the_executor_of_their_settings() {
     });
     same("unfused backward", |exec| {
         dq(&|gradients| {
-            sdpa::unfused::attention_backward(&Attention::new(), tensors.inputs(), saved, gradients, exec).unwrap();
+            sdpa_unfused::attention_backward(&Attention::new(), tensors.inputs(), saved, gradients, exec).unwrap();
         })
     });
     let mods = Mods::new().mask(|at: Position| !at.key.is_multiple_of(3));

@@ -3,7 +3,7 @@
 use super::short::{DTYPES, Elements, Rounded, SHORT};
 use crate::support::{Rng, Tensor, UNWRITTEN};
 use core::num::NonZeroUsize;
-use sdpa::{Attention, Dtype, Error, Exec, Inputs, KvCache, KvShape, Outputs, unfused};
+use sdpa::{Attention, Dtype, Error, Exec, Inputs, KvCache, KvShape, Outputs};
 
 fn ones(shape: [usize; 4]) -> Tensor {
     Tensor::filled(shape, 1.0)
@@ -61,7 +61,7 @@ fn the_unfused_baseline() {
         let before = out.bits();
         let inputs = Inputs::new(q.view(), k.view(), v.view());
         let outputs = Outputs::new(out.view_mut(&tensor));
-        let answer = unfused::attention(&Attention::new(), inputs, outputs, Exec::serial());
+        let answer = sdpa_unfused::attention(&Attention::new(), inputs, outputs, Exec::serial());
         if types == [Dtype::F32; 4] {
             answer.unwrap();
             continue;

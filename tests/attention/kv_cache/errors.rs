@@ -4,10 +4,7 @@ use crate::kv_support::{append_part, empty_cache, every_format, same_full};
 use crate::options::{Case, Full, Wanted};
 use crate::support::{Rng, Tensor};
 use core::num::NonZeroUsize;
-use sdpa::{
-    Attention, BlockTable, Dtype, Error, Exec, F16, Inputs, KeyScales, KvCache, KvShape, Outputs, PagePool, View,
-    ViewMut, unfused,
-};
+use sdpa::{Attention, BlockTable, Dtype, Error, Exec, F16, Inputs, KeyScales, KvCache, KvShape, Outputs, PagePool, View, ViewMut};
 
 static ZEROS: [f32; 4096] = [0.0; 4096];
 
@@ -177,7 +174,7 @@ fn calls_that_do_not_fit_the_cache() {
     let error = Attention::new().causal().problem(Inputs::cached(zeros(q), &one), outputs).unwrap_err();
     assert!(error.to_string().starts_with(rule), "{error}");
     let outputs = Outputs::new(ViewMut::bhld(&mut out.data, rows).unwrap());
-    let error = unfused::attention(&Attention::new(), Inputs::cached(zeros(q), &one), outputs, Exec::serial());
+    let error = sdpa_unfused::attention(&Attention::new(), Inputs::cached(zeros(q), &one), outputs, Exec::serial());
     println!("{}", error.as_ref().unwrap_err());
     assert!(matches!(error, Err(Error::Needs { .. })));
     assert!(out.data.iter().all(|&x| x == 42.0));

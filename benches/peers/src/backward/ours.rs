@@ -6,10 +6,7 @@ use crate::elements::{Data, Elements};
 use crate::failure::Result;
 use crate::peer::{OURS, Peer};
 use crate::rounded::Qkv;
-use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut,
-    Workspace, unfused,
-};
+use sdpa::{Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut, Workspace};
 use std::hint::black_box;
 
 /// Which passes.
@@ -111,7 +108,7 @@ impl Peer<Step> for Ours {
         Ok(match self.way {
             Way::Fused => "Problem::run and BackwardProblem::run, workspaces kept",
             Way::Wide => "as sdpa, output and gradients in f32",
-            Way::Unfused => "sdpa::unfused: matrixmultiply's sgemm per head",
+            Way::Unfused => "benches/unfused: matrixmultiply's sgemm per head",
         }
         .to_owned())
     }
@@ -124,7 +121,7 @@ impl Peer<Step> for Ours {
         let inputs = Inputs::new(q.view(of_q)?, k.view(of_k)?, v.view(of_v)?);
         let outputs = Outputs::new(out.view_mut(of_out)?).lse(ViewMut::bhl(lse, [batch, heads, rows])?);
         match self.way {
-            Way::Unfused => unfused::attention(attention, inputs, outputs, *exec)?,
+            Way::Unfused => sdpa_unfused::attention(attention, inputs, outputs, *exec)?,
             Way::Fused | Way::Wide => {
                 let problem = attention.problem(inputs, outputs)?;
                 let plan = Plan::new(&problem, *exec);
@@ -135,7 +132,7 @@ impl Peer<Step> for Ours {
         let [dq, dk, dv] = gradients;
         let gradients = Gradients::new().q(dq.view_mut(of_q)?).k(dk.view_mut(of_k)?).v(dv.view_mut(of_v)?);
         match self.way {
-            Way::Unfused => unfused::attention_backward(attention, inputs, saved, gradients, *exec)?,
+            Way::Unfused => sdpa_unfused::attention_backward(attention, inputs, saved, gradients, *exec)?,
             Way::Fused | Way::Wide => {
                 let problem = attention.backward(inputs, saved, gradients)?;
                 let plan = BackwardPlan::new(&problem, *exec);

@@ -5,10 +5,7 @@ use crate::elements::{Data, Elements};
 use crate::failure::Result;
 use crate::peer::{NATIVE, OURS, Peer, held_isa};
 use crate::rounded::Qkv;
-use sdpa::{
-    Attention, Dtype, Exec, Inputs, Isa, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, Shape, Workspace,
-    unfused,
-};
+use sdpa::{Attention, Dtype, Exec, Inputs, Isa, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, Shape, Workspace};
 use std::hint::black_box;
 
 /// Tensors, and room for the output.
@@ -165,14 +162,14 @@ impl Peer<Case> for Unfused {
 
     fn prepare(&mut self, case: &Case) -> Result<String> {
         self.ready = Some(Ready::new(case)?);
-        Ok("sdpa::unfused: matrixmultiply's sgemm per head, softmax of this crate".to_owned())
+        Ok("benches/unfused: matrixmultiply's sgemm per head, softmax of this crate".to_owned())
     }
 
     fn run(&mut self) -> Result<()> {
         let ready = self.ready.as_mut().ok_or(UNPREPARED)?;
         let (attention, exec) = (ready.attention, ready.exec);
         let (inputs, outputs) = ready.bind()?;
-        Ok(unfused::attention(&attention, black_box(inputs), outputs, exec)?)
+        Ok(sdpa_unfused::attention(&attention, black_box(inputs), outputs, exec)?)
     }
 
     fn output(&mut self) -> Result<Vec<f32>> {

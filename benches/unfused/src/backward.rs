@@ -14,37 +14,34 @@
 use super::{
     Dense, SHORT, check_scores, each_key, f32_view, inputs, matrix, refuse_extras, row_of, transposed, visible_keys,
 };
-use crate::backward::BackwardProblem;
-use crate::error::{floats, zeros};
-use crate::threads::parts;
-use crate::{Attention, Error, Exec, Gradients, Inputs, Isa, Saved, View};
-use sdpa_kernels::exp_in_place;
+use crate::workers::{floats, parts, zeros};
+use sdpa::{Attention, Dtype, Error, Exec, Gradients, Inputs, Isa, Saved, TensorMut, View};
 use sdpa_kernels::gemm::{Matrix, sgemm};
-use sdpa_kernels::{Call, Dtype, TensorMut, VisibleKeys};
+use sdpa_kernels::{Call, VisibleKeys, exp_in_place};
 
 /// Computes the gradients of attention through the full matrix of weights.
 ///
-/// Gives the results of [`attention_backward`](crate::attention_backward()) up to rounding. Key/value heads are divided
+/// Gives the results of [`sdpa::attention_backward`](sdpa::attention_backward()) up to rounding. Key/value heads are divided
 /// among threads. Complexity: time O(B·H·Lq·Lk·(D + Dv)), memory 2·Lq·Lk + Lk·max(D, Dv) numbers a thread. Gradients
 /// that are not asked for are computed too, and dropped.
 ///
 /// ```
-/// use sdpa::{Attention, Exec, Gradients, Inputs, Outputs, Saved, View, ViewMut, unfused};
+/// use sdpa::{Attention, Exec, Gradients, Inputs, Outputs, Saved, View, ViewMut};
 /// let (x, d_out, shape) = ([0.5; 3 * 4], [1.0; 3 * 4], [1, 1, 3, 4]);
 /// let inputs = Inputs::new(View::bhld(&x, shape)?, View::bhld(&x, shape)?, View::bhld(&x, shape)?);
 /// let (mut out, mut lse, mut dv) = ([0.0; 3 * 4], [0.0; 3], [0.0; 3 * 4]);
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, shape)?).lse(ViewMut::bhl(&mut lse, [1, 1, 3])?);
-/// unfused::attention(&Attention::new(), inputs, outputs, Exec::serial())?;
+/// sdpa_unfused::attention(&Attention::new(), inputs, outputs, Exec::serial())?;
 ///
 /// let saved = Saved::new(View::bhld(&out, shape)?, View::bhl(&lse, [1, 1, 3])?, View::bhld(&d_out, shape)?);
 /// let gradients = Gradients::new().v(ViewMut::bhld(&mut dv, shape)?);
-/// unfused::attention_backward(&Attention::new(), inputs, saved, gradients, Exec::serial())?;
+/// sdpa_unfused::attention_backward(&Attention::new(), inputs, saved, gradients, Exec::serial())?;
 /// assert!(dv.iter().all(|x| (x - 1.0).abs() < 1e-6)); // three rows, a third each
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 ///
 /// # Errors
-/// As [`Attention::backward`], and those of [`unfused::attention`](super::attention()); an error for `dscale` and
+/// As [`Attention::backward`], and those of [`attention`](super::attention()); an error for `dscale` and
 /// `dparameters`, and for saved results or gradients that are not f32. Gradients are then untouched.
 pub fn attention_backward(
     attention: &Attention,
@@ -53,7 +50,9 @@ pub fn attention_backward(
     gradients: Gradients<'_>,
     exec: Exec,
 ) -> Result<(), Error> {
-    let BackwardProblem { call, saved, gradients, shape, .. } = attention.backward(inputs, saved, gradients)?;
+    let problem = attention.backward(inputs, saved, gradients)?;
+    let shape = problem.shape();
+    let (call, saved, gradients) = problem.into_parts();
     let Gradients { q, k, v, scale, parameters, .. } = gradients;
     let written = [&q, &k, &v].into_iter().flatten().map(TensorMut::dtype);
     let short = written.chain([saved.out.dtype(), saved.d_out.dtype()]).any(|dtype| dtype != Dtype::F32);
@@ -91,14 +90,14 @@ fn all_heads(call: &Call<'_>, saved: &Saved<'_>, [q, k, v]: [&mut [f32]; 3], exe
     let (of_q, of_k, of_v) = (each(q), each(k), each(v));
     let gradients = q.chunks_exact_mut(of_q).zip(k.chunks_exact_mut(of_k)).zip(v.chunks_exact_mut(of_v));
     let heads_of = gradients.enumerate().map(|(index, ((q, k), v))| KvHead { index, q, k, v });
-    let workers = exec.threads.min(heads).max(1);
+    let workers = exec.workers(f64::INFINITY).min(heads).max(1);
     // Weights, gradients in scores, and a product.
     let widest = call.q.shape()[3].max(call.kv.v_shape()[3]);
     let scores = floats("scores", [2, workers, q_len, kv_len])?;
     let products = floats("products", [1, workers, kv_len, widest])?;
     let mut scratch = zeros("scores", scores.saturating_add(products))?;
     parts(exec.executor(), &mut scratch, 2 * q_len * kv_len + kv_len * widest, heads_of, |scratch, head| {
-        one_kv_head(call, saved, exec.isa, scratch, head)
+        one_kv_head(call, saved, exec.instruction_set(), scratch, head)
     });
     Ok(())
 }
@@ -228,8 +227,8 @@ impl Products<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unfused::tests::fill;
-    use crate::{Alignment, Outputs, Shape, ViewMut, Window, naive};
+    use crate::tests::fill;
+    use sdpa::{Alignment, Outputs, Shape, ViewMut, Window, naive};
 
     /// Holds all gradients against the oracle's, written in the layout batch-heads-rows-dim or batch-rows-heads-dim.
     fn check(options: &Attention, tensors: &[Vec<f32>; 4], shape: Shape, exec: Exec) {
@@ -244,7 +243,7 @@ mod tests {
         let (mut out, mut lse) = (vec![9.0; of_out.iter().product()], vec![9.0; b * h * q_len]);
         let outputs = Outputs::new(ViewMut::bhld(&mut out, of_out).unwrap());
         let outputs = outputs.lse(ViewMut::bhld(&mut lse, of_rows).unwrap());
-        crate::unfused::attention(options, inputs, outputs, exec).unwrap();
+        crate::attention(options, inputs, outputs, exec).unwrap();
         let saved = Saved::new(View::bhld(&out, of_out).unwrap(), View::bhld(&lse, of_rows).unwrap(), view(3));
         for blhd in [false, true] {
             let mut got = sizes.map(|shape| vec![9.0f32; shape.iter().product()]);

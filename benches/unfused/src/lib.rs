@@ -13,30 +13,29 @@
 //! fused path's memory does not grow. Heads are divided among threads; one head is never divided. Scores of hidden keys
 //! are computed and then masked, since sgemm computes them all.
 
+#![forbid(unsafe_code)]
+
 mod backward;
+mod workers;
 
 pub use backward::attention_backward;
 
-use crate::error::{floats, zeros};
-use crate::plan::problem::Problem;
-use crate::threads::exec::Exec;
-use crate::threads::parts;
-use crate::{Attention, Error, Inputs, Isa, Shape, View, ViewMut};
+use crate::workers::{floats, parts, zeros};
 use core::ops::Range;
-use sdpa_kernels::exp_in_place;
+use sdpa::{Attention, Dtype, Error, Exec, Inputs, Isa, Outputs, Shape, Tensor, TensorMut, View, ViewMut};
 use sdpa_kernels::gemm::{Matrix, sgemm};
-use sdpa_kernels::{Call, Dtype, Outputs, Tensor, TensorMut, VisibleKeys};
+use sdpa_kernels::{Call, VisibleKeys, exp_in_place};
 
 /// Computes attention through the full matrix of scores.
 ///
-/// Gives the results of [`attention`](crate::attention()) up to rounding; its bits depend on shapes and on the machine.
+/// Gives the results of [`sdpa::attention`](sdpa::attention()) up to rounding; its bits depend on shapes and on the machine.
 ///
 /// ```
-/// use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut, unfused};
+/// use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut};
 /// let (x, mut out) = ([0.5; 3 * 4], [0.0; 3 * 4]);
 /// let x = View::bhld(&x, [1, 1, 3, 4])?;
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?);
-/// unfused::attention(&Attention::new().causal(), Inputs::new(x, x, x), outputs, Exec::serial())?;
+/// sdpa_unfused::attention(&Attention::new().causal(), Inputs::new(x, x, x), outputs, Exec::serial())?;
 /// assert!(out.iter().all(|x| (x - 0.5).abs() < 1e-6));
 /// # Ok::<(), sdpa::Error>(())
 /// ```
@@ -44,8 +43,10 @@ use sdpa_kernels::{Call, Dtype, Outputs, Tensor, TensorMut, VisibleKeys};
 /// # Errors
 /// As [`Attention::problem`]; [`Error::TooLarge`] or [`Error::Memory`] if a head's scores do not fit in memory;
 /// [`Error::Needs`] for options and outputs beyond scale, range rules and the LSE, which the baseline does not support.
-pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
-    let Problem { call, outputs, shape } = attention.problem(inputs, outputs)?;
+pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>, exec: Exec<'_>) -> Result<(), Error> {
+    let problem = attention.problem(inputs, outputs)?;
+    let shape = problem.shape();
+    let (call, outputs) = problem.into_parts();
     let plain = outputs.out.as_ref().is_none_or(|out| out.dtype() == Dtype::F32);
     let extras = [
         (SHORT, !plain),
@@ -156,15 +157,15 @@ struct Head<'a> {
 }
 
 /// Divides the heads among workers, which take the next one until none is left.
-fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) -> Result<(), Error> {
+fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec<'_>) -> Result<(), Error> {
     let ([batch, heads_of_batch, q_len, _], [_, _, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
     let pairs = out.chunks_exact_mut(q_len * value_dim).zip(lse.chunks_exact_mut(q_len)).enumerate();
     let heads = pairs.map(|(index, (out, lse))| Head { index, out, lse });
     // At least one float each, so that the scratch can be divided.
-    let (each, workers) = ((q_len * kv_len).max(1), exec.threads.min(batch * heads_of_batch).max(1));
+    let (each, workers) = ((q_len * kv_len).max(1), exec.workers(f64::INFINITY).min(batch * heads_of_batch).max(1));
     let sizes = [workers, 1, q_len, kv_len];
     let mut scores = zeros("scores", floats("scores", sizes)?.max(workers))?;
-    let work = |scores: &mut [f32], head| one_head(call, exec.isa, head, &mut scores[..q_len * kv_len]);
+    let work = |scores: &mut [f32], head| one_head(call, exec.instruction_set(), head, &mut scores[..q_len * kv_len]);
     parts(exec.executor(), &mut scores, each, heads, work);
     Ok(())
 }
@@ -294,14 +295,14 @@ fn lanes(xs: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Alignment, naive};
+    use sdpa::{Alignment, naive};
 
     /// Reproducible numbers between −2 and 2, whose sums do not cancel out.
     pub(super) fn fill(n: usize, seed: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * 7919 + seed * 104_729) % 251) as f32 / 62.5 - 2.0).collect()
     }
 
-    fn check(options: &Attention, inputs: Inputs<'_>, exec: Exec) {
+    fn check(options: &Attention, inputs: Inputs<'_>, exec: Exec<'_>) {
         let shape = inputs.shape().unwrap();
         let [b, h, l, d] = [shape.batch, shape.heads, shape.q_len, shape.value_dim];
         let expected = naive::oracle(options, &inputs).unwrap();
