@@ -6,7 +6,10 @@ use crate::failure::Result;
 use crate::output::Named;
 use crate::paths::{Method, Path};
 use crate::settings::Settings;
-use sdpa::{Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut, Workspace, naive};
+use sdpa::{
+    Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut,
+    Workspace, naive,
+};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -67,7 +67,8 @@ fn every_gradient_of_the_baseline_is_written_whatever_the_sizes() {
             ViewMut::bhld(&mut x.data, x.shape).unwrap()
         }
         let gradients = Gradients::new().q(view(&mut full.q)).k(view(&mut full.k)).v(view(&mut full.v));
-        let done = sdpa_unfused::attention_backward(&Attention::new(), back.case.inputs(), saved, gradients, Exec::serial());
+        let done =
+            sdpa_unfused::attention_backward(&Attention::new(), back.case.inputs(), saved, gradients, Exec::serial());
         check(&what, done, full.named().into_iter().take(3));
     }
 }

@@ -4,7 +4,10 @@ use crate::kv_support::{append_part, empty_cache, every_format, same_full};
 use crate::options::{Case, Full, Wanted};
 use crate::support::{Rng, Tensor};
 use core::num::NonZeroUsize;
-use sdpa::{Attention, BlockTable, Dtype, Error, Exec, F16, Inputs, KeyScales, KvCache, KvShape, Outputs, PagePool, View, ViewMut};
+use sdpa::{
+    Attention, BlockTable, Dtype, Error, Exec, F16, Inputs, KeyScales, KvCache, KvShape, Outputs, PagePool, View,
+    ViewMut,
+};
 
 static ZEROS: [f32; 4096] = [0.0; 4096];
 
