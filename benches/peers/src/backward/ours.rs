@@ -4,9 +4,12 @@ use super::{Step, WIDE};
 use crate::case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peer::{OURS, Peer};
+use crate::peer::{OURS, Peer, exec};
 use crate::rounded::Qkv;
-use sdpa::{Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut, Workspace};
+use sdpa::{
+    Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut,
+    Workspace,
+};
 use std::hint::black_box;
 
 /// Which passes.
@@ -79,7 +82,7 @@ impl Ready {
             out: zeros(of_out),
             lse: vec![0.0; batch * heads * q_len],
             gradients: [of_q, of_k, of_v].map(zeros),
-            exec: Exec::default().threads(step.case.threads),
+            exec: exec(step.case.threads)?,
         })
     }
 }

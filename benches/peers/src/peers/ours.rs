@@ -3,9 +3,11 @@
 use crate::case::Case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peer::{NATIVE, OURS, Peer, held_isa};
+use crate::peer::{NATIVE, OURS, Peer, exec};
 use crate::rounded::Qkv;
-use sdpa::{Attention, Dtype, Exec, Inputs, Isa, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, Shape, Workspace};
+use sdpa::{
+    Attention, Dtype, Exec, Inputs, Isa, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, Shape, Workspace,
+};
 use std::hint::black_box;
 
 /// Tensors, and room for the output.
@@ -93,13 +95,6 @@ impl Fused {
     pub(super) fn native() -> Self {
         Self { precision: Precision::Native, ..Self::exact() }
     }
-}
-
-/// Returns so many threads, on the instruction set that was [asked for](held_isa), if one was.
-fn exec(threads: usize) -> Result<Exec<'static>> {
-    let exec = Exec::default().threads(threads);
-    let Some(name) = held_isa() else { return Ok(exec) };
-    Ok(exec.isa(Isa::from_name(&name).ok_or_else(|| format!("SDPA_ISA: this machine has no {name}"))?))
 }
 
 impl Peer<Case> for Fused {
