@@ -294,9 +294,9 @@ impl<'a> Inputs<'a> {
     /// A causal mask or window is then no range of keys: each pair of a row and a key is tested in blocks of 256 keys that are
     /// partly hidden; blocks whose least and greatest positions show that no row sees a key are skipped. A plan counts
     /// all keys as visible, and few rows under a causal mask do not share the reading of a common prefix. Rows or keys with
-    /// positions are refused by a sliding cache that has evicted keys, and by the baseline of benchmarks; states take positions of all
-    /// keys that will come, and refuse those of rows alone. A packed or padded text has the bits of the text alone if its keys
-    /// have the same places in their blocks of 256, as behind padding of 256 keys; else sums are taken in another order.
+    /// positions are refused by a sliding cache that has evicted keys; states take positions of all keys that will come, and
+    /// refuse those of rows alone. A packed or padded text has the bits of the text alone if its keys have the same places in
+    /// their blocks of 256, as behind padding of 256 keys; else sums are taken in another order.
     ///
     /// ```
     /// use sdpa::{Attention, Inputs, Outputs, View, ViewMut};

@@ -1,6 +1,6 @@
 //! Tuned unfused path: the scores of a whole head by `matrixmultiply`'s sgemm, then mask, softmax, and a second sgemm.
 //!
-//! This is what a careful user builds without this crate, and the baseline of its benchmarks. Per head:
+//! This is what a careful user builds without `sdpa`, and the baseline of its benchmarks. Per head:
 //!
 //! ```text
 //! S ← scale · Q Kᵀ                      sgemm, [q_len, kv_len]

@@ -1,4 +1,5 @@
-//! Parts of a call shared out among workers, and the memory that they need, whose failures are errors.
+//! Parts of a call shared out among workers, and the memory that they need, whose failures are errors: as `sdpa`'s own, which it
+//! does not show.
 
 use sdpa::{Error, Executor};
 use std::sync::{Mutex, PoisonError};

@@ -28,6 +28,13 @@ impl Chains {
         Self { depth, len: <Floats as MulAdd<S>>::chain(depth).max(1) }
     }
 
+    /// Returns the number of terms that are taken four at a time.
+    #[inline(always)]
+    pub(crate) fn in_fours(self) -> usize {
+        let fours = |terms: usize| terms / FOUR * FOUR;
+        self.depth / self.len * fours(self.len) + fours(self.depth % self.len)
+    }
+
     /// Writes the dot products of `MR` rows and the columns of `NV` vectors to `sums`, chains added up first to last, and calls
     /// `beside` before each four terms.
     ///

@@ -22,7 +22,8 @@ pub(crate) fn tile_prefetches<S: Simd>(row: usize, rows: usize, all: usize) -> b
     all <= MEMORY_BOUND_ROWS && if S::DOT_VECS > 1 { row == 0 } else { row + rows == all }
 }
 
-/// Number of lines prefetched after a tile that does not prefetch as it computes: a kilobyte in the time of 1,500 cycles, a few GB/s.
+/// Number of lines prefetched after a tile that does not prefetch as it computes: a kilobyte in the time of 1,500 cycles, a few
+/// GB/s.
 const LINES: usize = 16;
 
 /// Largest number of stretches of memory in one queue: keys, values, queries, outputs; of a unit, its accumulator,
@@ -51,12 +52,12 @@ pub(crate) struct PrefetchStream {
     at: *const u8,
     /// Bytes from one line to the next.
     step: isize,
-    /// Number of lines, a multiple of four.
+    /// Number of lines left, a multiple of four.
     lines: usize,
 }
 
 impl PrefetchStream {
-    pub(crate) const NONE: Self = Self { at: core::ptr::null(), step: 0, lines: 0 };
+    const NONE: Self = Self { at: core::ptr::null(), step: 0, lines: 0 };
 
     #[inline(always)]
     pub(crate) fn is_empty(self) -> bool {
@@ -112,8 +113,8 @@ impl PrefetchQueue {
         self.len += 1;
     }
 
-    /// Returns the next lines for a tile of `NV` vectors that prefetches as it computes, at most `most`, as many fours as are evenly
-    /// spaced; none if it does not.
+    /// Returns the next lines for a tile of `NV` vectors that prefetches as it computes, at most `most`, as many fours as are
+    /// evenly spaced; none if it does not.
     #[inline(always)]
     pub(crate) fn stream<S: Simd, const NV: usize>(&mut self, s: S, most: usize) -> PrefetchStream {
         if const { !prefetches_beside::<S>(NV) } || self.at == self.len {
@@ -143,8 +144,8 @@ impl PrefetchQueue {
         }
     }
 
-    /// Takes the next `n` lines, which are evenly spaced, out of the queue, and prefetches their pages, where lines are contiguous.
-    /// Returns the first line and the bytes from one to the next.
+    /// Takes the next `n` lines, which are evenly spaced, out of the queue, and prefetches their pages, where lines are
+    /// contiguous. Returns the first line and the bytes from one to the next.
     #[inline(always)]
     fn take<S: Simd>(&mut self, s: S, n: usize) -> (*const u8, isize) {
         let Stretch { first, step, lines, passes } = self.stretches[self.at];

@@ -142,13 +142,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             Some((first, of_head))
                 if of_head == len && call.visible.is_one_range() && call.options.own_positions().is_none() =>
             {
-                // Both ends of what a row sees move with its position, one key from row to row: the first row has the least
-                // key of all, the last row the greatest.
-                let ends = [first, first.after(len - 1)];
-                let [least, most] = ends.map(|row| task.row_position(row.i));
-                let keys = call.visible.key_range(least, most, kv_len);
-                let all = VisibleKeys { prefix: 0, start: keys.start, end: keys.end }.within(self.first, self.len);
-                Span::new(all.start, all.end, ends.iter().any(|&row| self.visible_to(row) != all))
+                let positions = [first, first.after(len - 1)].map(|row| task.row_position(row.i));
+                let (keys, all) = call.visible.seen_in(positions, kv_len, self.first..self.first + self.len);
+                Span::new(keys.start, keys.end, !all)
             }
             _ => Span::of_rows(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS])),
         }
@@ -159,7 +155,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let ranges = &mut ranges[..rows.len()];
         if self.task.sees_by_positions() {
             for row in self.task.rows(rows) {
-                let Some((positions, seen)) = self.task.seen_positions(row.i) else { break };
+                let (positions, seen) = self.task.seen_positions(row.i).expect("the rules are by positions");
                 let positions = &positions[self.first..self.first + self.len];
                 ranges[row.n] = mask_passes::keys_at(self.task.s, positions, seen);
             }

@@ -218,9 +218,12 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// positions.
     #[inline]
     pub(crate) fn seen_positions(&self, i: usize) -> Option<(&'t [i32], VisiblePositions)> {
-        let (positions, visible, position) = (self.key_positions()?, self.call.visible, self.row_position(i));
-        let [seen, _] = visible.positions(position, position);
-        visible.hides_keys().then_some((positions, seen))
+        if !self.sees_by_positions() {
+            return None;
+        }
+        let (positions, position) = (self.key_positions()?, self.row_position(i));
+        let [seen, _] = self.call.visible.positions(position, position);
+        Some((positions, seen))
     }
 
     /// Returns the positions that the keys have of their own, and those that some row and that every row sees of them, if the

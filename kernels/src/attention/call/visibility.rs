@@ -1,5 +1,7 @@
 //! Visibility rules that are key ranges: causal, window and lengths give each row one or two ranges of key indices.
 
+use core::ops::Range;
+
 /// Alignment of query rows and keys: row `i` of a sequence is at position `p = i + offset`.
 ///
 /// Causal masks, windows and ALiBi all use this position. Other projects have different implicit defaults (PyTorch's
@@ -136,8 +138,25 @@ impl Visible {
         self.window.is_none_or(|window| window.keep_first == 0)
     }
 
+    /// Returns the keys of a block, counted from its first, that some of the rows at positions `first..=last` see, and true if
+    /// every row sees all of them. Rules that give [one range](Self::is_one_range) alone: its ends move by at most one key from
+    /// row to row, so the first row has the least key of all, the last row the greatest, and no key between is left out.
+    #[inline]
+    pub(crate) fn seen_in(
+        &self,
+        [first, last]: [isize; 2],
+        kv_len: usize,
+        block: Range<usize>,
+    ) -> (Range<usize>, bool) {
+        let clipped = |keys: VisibleKeys| keys.within(block.start, block.len());
+        let Range { start, end } = self.key_range(first, last, kv_len);
+        let seen = clipped(VisibleKeys { prefix: 0, start, end });
+        let all = [first, last].iter().all(|&position| clipped(self.keys(position, kv_len)) == seen);
+        (seen.start..seen.end, all)
+    }
+
     /// Returns a range that holds every key visible to any row at positions `first..=last`.
-    pub fn key_range(&self, first: isize, last: isize, kv_len: usize) -> core::ops::Range<usize> {
+    pub fn key_range(&self, first: isize, last: isize, kv_len: usize) -> Range<usize> {
         // Bounds move with the position: the first row's range starts first, the last row's ends last.
         let (first, last) = (self.bounds(first, kv_len), self.bounds(last, kv_len));
         let start = if last.prefix > 0 { 0 } else { first.start.min(kv_len) };
@@ -145,7 +164,7 @@ impl Visible {
     }
 
     /// Returns true if every row at positions `first..=last` sees all of these keys.
-    pub(crate) fn shows_all(&self, first: isize, last: isize, kv_len: usize, keys: core::ops::Range<usize>) -> bool {
+    pub(crate) fn shows_all(&self, first: isize, last: isize, kv_len: usize, keys: Range<usize>) -> bool {
         // Both ends of what a row sees move with its position, so rows between see what the first and the last do.
         let shows = |position| {
             let VisibleKeys { prefix, start, end } = self.keys(position, kv_len).within(keys.start, keys.len());
@@ -305,16 +324,41 @@ mod tests {
                         let shown = rules.shows_all(first, last, 7, lo..hi);
                         assert_eq!(shown, all, "{rules:?} {first}..={last}: {lo}..{hi}");
                     }
-                    // What a tile's span relies on.
-                    assert!(
-                        !rules.is_one_range() || key_range.clone().all(seen),
-                        "{rules:?} {first}..={last}: {key_range:?}"
-                    );
                     assert!(
                         (0..7).all(|j| !seen(j) || key_range.contains(&j)),
                         "{rules:?} {first}..={last}: {key_range:?}"
                     );
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_see_of_a_block_what_their_ends_see() {
+        let sides = [None, Some(0), Some(2), Some(5), Some(usize::MAX)];
+        let rules = [Causality::Full, Causality::Causal].into_iter().flat_map(|causality| {
+            let windows = sides.iter().flat_map(|&l| sides.iter().map(move |&r| Some(Window::inclusive(l, r))));
+            windows.chain([None]).map(move |window| Visible { causality, window })
+        });
+        let firsts = (-9..15).chain([isize::MIN, isize::MIN + 3, isize::MAX - 3]);
+        for (rules, first, rows, kv_len) in rules.flat_map(|rules| {
+            let calls = firsts
+                .clone()
+                .flat_map(|first| (1..7).flat_map(move |rows| [0, 1, 5, 9].map(|len| (first, rows, len))));
+            calls.map(move |(first, rows, len)| (rules, first, rows, len))
+        }) {
+            let positions = (0..rows).map(|i| first.saturating_add(i));
+            for block in (0..kv_len).flat_map(|start| (start + 1..=kv_len).map(move |end| start..end)) {
+                let seen = positions.clone().map(|p| rules.keys(p, kv_len).within(block.start, block.len()));
+                let seen: Vec<_> = seen.map(VisibleKeys::key_range).collect();
+                let some = seen.iter().filter(|(start, end)| start < end);
+                let start = some.clone().map(|range| range.0).min();
+                let union = start.map_or(0..0, |start| start..some.map(|range| range.1).max().unwrap_or(start));
+                let (got, all) = rules.seen_in([first, first.saturating_add(rows - 1)], kv_len, block.clone());
+                let what = format!("{rules:?} {rows} rows from {first}, {block:?} of {kv_len}");
+                assert!(got == union || got.is_empty() && union.is_empty(), "{what}: {got:?}, not {union:?}");
+                let alike = seen.iter().all(|&(start, end)| (start..end) == union);
+                assert!(got.is_empty() || all == alike, "{what}");
             }
         }
     }

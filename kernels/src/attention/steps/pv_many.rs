@@ -90,7 +90,9 @@ unsafe fn strip_values<S: Simd, const NV: usize>(
             continue;
         }
         let (together, mut first) = (if span.apart.is_some() { 1 } else { rows.len() }, rows.start);
-        let mut stream = a.prefetch.stream::<S, NV>(s, span.keys().len());
+        // Terms that all of the tile's rows have together.
+        let terms = if span.apart.is_some() { 0 } else { span.panels.count_ones() as usize * LANES };
+        let mut stream = a.prefetch.stream::<S, NV>(s, terms);
         let streams = !stream.is_empty();
         // Not by `step_by`, which divides.
         while first < rows.end {

@@ -120,6 +120,7 @@ unsafe fn strip_scores<S: Simd, const NV: usize>(
 ) {
     let FloatQueries { rows: queries, depth, scale } = queries;
     let (size, chains, scale) = (depth * LANES, Chains::new::<S>(depth), s.splat(scale));
+    let lines = chains.in_fours();
     for tile in strip.tiles {
         let first_row = tile * S::TILE_ROWS;
         let here = S::TILE_ROWS.min(run.rows - first_row);
@@ -131,7 +132,7 @@ unsafe fn strip_scores<S: Simd, const NV: usize>(
                 let first = keys.at(0).add((panel - run.panels.start) * size);
                 let mut sums = [[s.splat(0.0); NV]; MR];
                 let columns = Columns { first, step: LANES as isize, apart: size };
-                let mut stream = run.prefetch.stream::<S, NV>(s, depth);
+                let mut stream = run.prefetch.stream::<S, NV>(s, lines);
                 let streams = !stream.is_empty();
                 chains.dot_products(
                     s,
