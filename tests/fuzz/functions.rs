@@ -38,6 +38,9 @@ pub(crate) enum Score {
 
 impl Score {
     /// The new score is `factor·score + shift`; hidden if there is none.
+    // Not inlined, nor are the two below: where they are, the compiler tests what another variant holds before it tests which one
+    // this is, and memcheck complains.
+    #[inline(never)]
     pub(crate) fn line(self, p: Pair) -> Option<(f32, f32)> {
         match self {
             Self::Same => Some((1.0, 0.0)),
@@ -59,6 +62,7 @@ pub(crate) enum Keep {
 }
 
 impl Keep {
+    #[inline(never)]
     pub(crate) fn keeps(self, p: Pair) -> bool {
         match self {
             Self::All => true,
@@ -89,6 +93,7 @@ pub(crate) enum Prob {
 
 impl Prob {
     /// What a weight is multiplied by.
+    #[inline(never)]
     pub(crate) fn factor(self, p: Pair) -> f32 {
         match self {
             Self::Same => 1.0,

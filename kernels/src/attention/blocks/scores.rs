@@ -156,8 +156,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         if self.task.sees_by_positions() {
             for row in self.task.rows(rows) {
                 let (positions, seen) = self.task.seen_positions(row.i).expect("the rules are by positions");
-                let positions = &positions[self.first..self.first + self.len];
-                ranges[row.n] = mask_passes::keys_at(self.task.s, positions, seen);
+                let positions = &positions[self.first..];
+                ranges[row.n] = mask_passes::keys_at(self.task.s, &positions[..self.len], seen);
             }
             return ranges;
         }
