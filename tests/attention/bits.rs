@@ -4,7 +4,7 @@
 use crate::support::{
     LAYOUTS, Layout, Rng, Sizes, Tensor, Tensors, assert_same, execs, offset_of, run, run_inputs, run_with,
 };
-use sdpa::{Alignment, Attention, Exec, Inputs, Plan, View, ViewMut, Workspace};
+use sdpa::{Alignment, Attention, Exec, Inputs, Outputs, Plan, Point, Problem, View, ViewMut, Workspace};
 
 /// Around tiles, panels, groups, tasks and blocks; shared heads; dims that are whole vectors and that are not; so much memory that
 /// it is asked for ahead, of which each head has little.
@@ -324,4 +324,27 @@ fn plans_and_memory_do_not_show() {
         let got = run_with(attention, tensors, exec, Some(plan), &mut workspace);
         assert_same(&format!("{what}, plan of another shape"), &got, &expected);
     });
+}
+
+/// A plan that divides the keys of few rows, given to a call of the same shape that needs whole rows.
+#[test]
+fn a_plan_that_divides_keys_serves_a_call_that_writes_scores() {
+    let [q_shape, kv_shape, of_scores] = [[1, 2, 3, 8], [1, 2, 600, 8], [1, 2, 3, 600]];
+    let tensors = Tensors::normal([1, 2, 2, 3, 600, 8, 8], 7);
+    let written = |plan_of: &dyn Fn(&Problem<'_>) -> Plan| {
+        let (mut out, mut scores) = (vec![9.0; 2 * 3 * 8], vec![9.0; 2 * 3 * 600]);
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, q_shape).unwrap());
+        let outputs = outputs.scores(Point::Raw, ViewMut::bhld(&mut scores, of_scores).unwrap());
+        let problem = Attention::new().problem(tensors.inputs(), outputs).unwrap();
+        let plan = plan_of(&problem);
+        problem.run(&plan, &mut Workspace::new());
+        [out, scores].map(|numbers| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+    };
+    for (what, exec) in execs() {
+        let mut out = vec![0.0; 2 * 3 * 8];
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, q_shape).unwrap());
+        let dividing = Plan::new(&Attention::new().problem(tensors.inputs(), outputs).unwrap(), exec);
+        assert!(dividing.partials_bytes() > 0, "{what}: keys {kv_shape:?} are not divided");
+        assert!(written(&|_| dividing) == written(&|problem| Plan::new(problem, exec)), "{what}");
+    }
 }
