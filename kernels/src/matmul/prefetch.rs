@@ -120,12 +120,7 @@ impl PrefetchQueue {
         if const { !prefetches_beside::<S>(NV) } || self.at == self.len {
             return PrefetchStream::NONE;
         }
-        let left = self.stretches[self.at].lines - self.line;
-        let lines = most.min(left) / FOUR * FOUR;
-        if lines == 0 {
-            return PrefetchStream::NONE;
-        }
-        let (at, step) = self.take(s, lines);
+        let (at, step, lines) = self.take(s, |left| most.min(left) / FOUR * FOUR);
         PrefetchStream { at, step, lines }
     }
 
@@ -134,8 +129,7 @@ impl PrefetchQueue {
     pub(crate) fn fetch<S: Simd>(&mut self, s: S) {
         let mut budget = LINES;
         while budget > 0 && self.at < self.len {
-            let n = budget.min(self.stretches[self.at].lines - self.line);
-            let (mut line, step) = self.take(s, n);
+            let (mut line, step, n) = self.take(s, |left| budget.min(left));
             for _ in 0..n {
                 s.prefetch_second(line.cast());
                 line = line.wrapping_offset(step);
@@ -144,11 +138,12 @@ impl PrefetchQueue {
         }
     }
 
-    /// Takes the next `n` lines, which are evenly spaced, out of the queue, and prefetches their pages, where lines are
-    /// contiguous. Returns the first line and the bytes from one to the next.
+    /// Takes `count(left)` of the next lines out of the queue, where `left` are evenly spaced, and prefetches their pages, where
+    /// lines are contiguous. Returns the first line, the bytes from one to the next, and the number.
     #[inline(always)]
-    fn take<S: Simd>(&mut self, s: S, n: usize) -> (*const u8, isize) {
+    fn take<S: Simd>(&mut self, s: S, count: impl FnOnce(usize) -> usize) -> (*const u8, isize, usize) {
         let Stretch { first, step, lines, passes } = self.stretches[self.at];
+        let n = count(lines - self.line);
         let first = first.wrapping_byte_add(self.pass * LINE_BYTES);
         // Wrapping: a prefetch may have any address.
         let line = first.wrapping_offset((self.line as isize).wrapping_mul(step));
@@ -162,7 +157,7 @@ impl PrefetchQueue {
                 (self.pass, self.at) = (0, self.at + 1);
             }
         }
-        (line, step)
+        (line, step, n)
     }
 
     /// Adds `n` rows of `dim` elements, as far as they are evenly spaced. Rows whose elements are not contiguous are
