@@ -343,7 +343,5 @@ impl From<Misfit> for Error {
 
 /// Returns the product of the sizes, or [`Error::TooLarge`] if that many floats do not fit the address space.
 pub(crate) fn floats(what: &'static str, sizes: [usize; 4]) -> Result<usize, Error> {
-    let len = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
-    // A Vec holds at most isize::MAX bytes.
-    len.filter(|&n| n <= isize::MAX as usize / size_of::<f32>()).ok_or(Error::TooLarge { what, sizes })
+    sdpa_kernels::floats(sizes).ok_or(Error::TooLarge { what, sizes })
 }

@@ -75,7 +75,7 @@ pub use nn::linear::{Packed, Product};
 pub use nn::norm::{Center, Norm};
 #[cfg(feature = "unfused")]
 pub use nn::sgemm as gemm;
-pub use simd::aligned::{has_memory, zeros};
+pub use simd::aligned::{floats, has_memory, zeros};
 pub use simd::isa::{Isa, vectorized};
 pub use tensor::any::{Tensor, TensorMut};
 pub use tensor::element::{Bf16, Dtype, F16, Precision, narrow, widen};

@@ -227,7 +227,7 @@ impl Products<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::fill;
+    use crate::tests::{SIZES, fill};
     use sdpa::{Alignment, Outputs, Shape, ViewMut, Window, naive};
 
     /// Holds all gradients against the oracle's, written in the layout batch-heads-rows-dim or batch-rows-heads-dim.
@@ -280,14 +280,7 @@ mod tests {
             Attention::new().causal().align(Alignment::Offset(-3)),
             Attention::new().window(Window::inclusive(Some(2), Some(1)).keep_first(1)).align(Alignment::BottomRight),
         ];
-        for [batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim] in [
-            [1, 1, 1, 1, 1, 1, 1],
-            [2, 4, 2, 7, 19, 5, 3],
-            [1, 6, 1, 33, 16, 24, 17],
-            [2, 2, 2, 5, 0, 4, 4],
-            [1, 2, 2, 0, 5, 4, 4],
-            [0, 2, 2, 3, 5, 4, 4],
-        ] {
+        for [batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim] in SIZES {
             let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
             for options in &options {
                 for exec in Isa::available().map(|isa| Exec::serial().isa(isa)).chain([Exec::default().threads(3)]) {

@@ -297,6 +297,16 @@ mod tests {
     use super::*;
     use sdpa::{Alignment, naive};
 
+    /// Batch, heads, key/value heads, rows, keys, lengths of keys and of values.
+    pub(super) const SIZES: [[usize; 7]; 6] = [
+        [1, 1, 1, 1, 1, 1, 1],
+        [2, 4, 2, 7, 19, 5, 3],
+        [1, 6, 1, 33, 16, 24, 17],
+        [2, 2, 2, 5, 0, 4, 4],
+        [1, 2, 2, 0, 5, 4, 4],
+        [0, 2, 2, 3, 5, 4, 4],
+    ];
+
     /// Reproducible numbers between −2 and 2, whose sums do not cancel out.
     pub(super) fn fill(n: usize, seed: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * 7919 + seed * 104_729) % 251) as f32 / 62.5 - 2.0).collect()
@@ -334,14 +344,7 @@ mod tests {
             Attention::new().causal().align(Alignment::BottomRight),
             Attention::new().causal().align(Alignment::Offset(-3)),
         ];
-        for [b, h, kv, lq, lk, d, dv] in [
-            [1, 1, 1, 1, 1, 1, 1],
-            [2, 4, 2, 7, 19, 5, 3],
-            [1, 6, 1, 33, 16, 24, 17],
-            [2, 2, 2, 5, 0, 4, 4],
-            [1, 2, 2, 0, 5, 4, 4],
-            [0, 2, 2, 3, 5, 4, 4],
-        ] {
+        for [b, h, kv, lq, lk, d, dv] in SIZES {
             let (q, k, v) = (fill(b * h * lq * d, 1), fill(b * kv * lk * d, 2), fill(b * kv * lk * dv, 3));
             let inputs = Inputs::new(
                 View::bhld(&q, [b, h, lq, d]).unwrap(),

@@ -106,6 +106,13 @@ pub(crate) fn elements_mut<T: Plain>(floats: &mut [f32]) -> &mut [T] {
     unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
 }
 
+/// Returns the product of the sizes, if that many floats fit the address space.
+pub fn floats(sizes: [usize; 4]) -> Option<usize> {
+    let len = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+    // A Vec holds at most isize::MAX bytes.
+    len.filter(|&n| n <= isize::MAX as usize / size_of::<f32>())
+}
+
 /// Allocates `len` zeros, untouched until they are used. Returns `None` if there is no memory for them.
 pub fn zeros(len: usize) -> Option<Vec<f32>> {
     // SAFETY: zero bytes are valid floats.

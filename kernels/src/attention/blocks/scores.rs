@@ -136,18 +136,17 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
 
     /// Returns the keys of the block that the range rules make visible to some rows of a tile.
     fn span_by_rules(&self, rows: Range<usize>) -> Span {
-        let (task, len) = (self.task, rows.len());
-        let (call, kv_len) = (task.call, task.seq.kv_len);
-        match task.stretches(rows.clone()).next() {
-            Some((first, of_head))
-                if of_head == len && call.visible.is_one_range() && call.options.own_positions().is_none() =>
-            {
-                let positions = [first, first.after(len - 1)].map(|row| task.row_position(row.i));
-                let (keys, all) = call.visible.seen_in(positions, kv_len, self.first..self.first + self.len);
-                Span::new(keys.start, keys.end, !all)
-            }
-            _ => Span::of_rows(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS])),
+        let (task, call) = (self.task, self.task.call);
+        if let Some((first, of_head)) = task.stretches(rows.clone()).next()
+            && of_head == rows.len()
+            && call.visible.is_one_range()
+            && call.options.own_positions().is_none()
+        {
+            let positions = [first, first.after(of_head - 1)].map(|row| task.row_position(row.i));
+            let (keys, all) = call.visible.seen_in(positions, task.seq.kv_len, self.first..self.first + self.len);
+            return Span::new(keys.start, keys.end, !all);
         }
+        Span::of_rows(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS]))
     }
 
     /// Writes the keys of the block that the range rules make visible to each of some rows of the task, and returns them.
@@ -156,8 +155,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         if self.task.sees_by_positions() {
             for row in self.task.rows(rows) {
                 let (positions, seen) = self.task.seen_positions(row.i).expect("the rules are by positions");
-                let positions = &positions[self.first..];
-                ranges[row.n] = mask_passes::keys_at(self.task.s, &positions[..self.len], seen);
+                ranges[row.n] = mask_passes::keys_at(self.task.s, &positions[self.first..][..self.len], seen);
             }
             return ranges;
         }
