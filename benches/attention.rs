@@ -76,7 +76,7 @@ fn paths(c: &mut Criterion) {
         for workload in WORKLOADS.iter().copied().map(Workload::for_mode) {
             let mut tensors = workload.tensors();
             prepare(&mut group, &workload);
-            let exec = Exec::default().threads(threads);
+            let exec = support::exec(threads);
             bench_fused(&mut group, "fused", &mut tensors, exec);
             if workload.softcap.is_none() {
                 bench_unfused(&mut group, "unfused", &mut tensors, exec);

@@ -227,12 +227,7 @@ fn several_rows(shape: &Shape, wanted: &dyn Fn(&str) -> bool, flush: &[f32]) {
             }
             let step = |rows: usize| {
                 let q = view(&q[..heads[0] * rows * DIM], [1, heads[0], rows, DIM]);
-                Step::new(
-                    Inputs::cached(q, cache),
-                    [1, heads[0], rows],
-                    Precision::Exact,
-                    Exec::default().threads(threads),
-                )
+                Step::new(Inputs::cached(q, cache), [1, heads[0], rows], Precision::Exact, support::exec(threads))
             };
             let (mut one, mut several) = (step(1), step(DRAFT));
             let mut times = [Vec::new(), Vec::new()];
@@ -295,7 +290,7 @@ fn decode(shape: &Shape, flush: &[f32]) {
         for case in &cases {
             let kv = case.inputs.key_values().expect("a good call");
             let bytes = (kv_shape[..3].iter().product::<usize>() * kv.token_bytes()) as f64;
-            let [step, read] = rayon::scope(|_| time(shape, case, Exec::default().threads(threads), flush));
+            let [step, read] = rayon::scope(|_| time(shape, case, support::exec(threads), flush));
             println!(
                 "{:8} {threads} thread(s)  {:13} {:9.1} µs  {:6.1} GB/s  {:5.0} % of one thread's plain read of it",
                 shape.name,

@@ -68,7 +68,7 @@ fn main() {
         let attention = workload.attention();
         let products = attention.precision(Precision::Native);
         for threads in support::thread_counts() {
-            let exec = Exec::default().threads(threads);
+            let exec = support::exec(threads);
             let mut workspaces = [const { Workspace::new() }; 4];
             let [a, b, c, d] = &mut workspaces;
             let rounds = if support::test_mode() { 1 } else { 5 };

@@ -76,7 +76,7 @@ fn steps(keys: usize, threads: usize) {
     let tensors = Step::new("tensors, f32", Inputs::new(q, k, v), 512);
     let whole_heads = Step::new("heads of 128", Inputs::new(view(&narrow, HEADS, 1), hk, hv), 128);
     let mut steps = [a, b, c, d, e, f, g, h, tensors, whole_heads];
-    let exec = Exec::default().threads(threads);
+    let exec = support::exec(threads);
     let rounds = if support::test_mode() { 1 } else { ROUNDS };
     let seconds = rayon::scope(|_| {
         let mut runs = steps.each_mut().map(|step| || step.run(exec));

@@ -93,7 +93,7 @@ impl<'a> Calls<'a> {
     }
 
     fn compare(&mut self, name: &str, threads: usize) {
-        let exec = Exec::default().threads(threads);
+        let exec = support::exec(threads);
         let [first, second, third] = &mut [const { Workspace::new() }; 3];
         let seconds = medians(
             if support::test_mode() { 1 } else { ROUNDS },

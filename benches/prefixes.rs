@@ -95,7 +95,7 @@ impl<'a> Step<'a> {
 fn compare(name: &str, heads: [usize; 2], [shared, copied]: [Inputs<'_>; 2], flush: &[f32]) {
     let mut steps = [Step::new(shared), Step::new(copied)];
     for threads in support::thread_counts() {
-        let exec = Exec::default().threads(threads);
+        let exec = support::exec(threads);
         let mut times = [Vec::new(), Vec::new()];
         for round in 0..if support::test_mode() { 1 } else { 12 } {
             for n in [round % 2, 1 - round % 2] {

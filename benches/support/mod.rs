@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each benchmark uses its part")]
 
 use rand::{RngExt, SeedableRng, rngs::ChaCha8Rng};
-use sdpa::{Alignment, Attention, Inputs, Isa, Outputs, Shape, View, ViewMut, Window, naive, probe};
+use sdpa::{Alignment, Attention, Exec, Inputs, Isa, Outputs, Shape, View, ViewMut, Window, naive, probe};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
@@ -219,6 +219,15 @@ pub(crate) fn normal(seed: u64) -> impl FnMut() -> f32 {
 pub(crate) fn thread_counts() -> Vec<usize> {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     if cfg!(feature = "rayon") && all > 1 { vec![1, all] } else { vec![1] }
+}
+
+/// Returns so many threads, on the instruction set that `SDPA_ISA` names, if it is set.
+pub(crate) fn exec(threads: usize) -> Exec<'static> {
+    let exec = Exec::default().threads(threads);
+    match std::env::var("SDPA_ISA") {
+        Ok(name) => exec.isa(Isa::from_name(&name).expect("SDPA_ISA names an instruction set of this machine")),
+        Err(_) => exec,
+    }
 }
 
 /// Prints where the figures come from.

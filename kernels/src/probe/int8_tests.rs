@@ -1,4 +1,4 @@
-//! Tests of the int8 scores against plain integers, in every instruction set and both forms of AVX-512.
+//! Tests of the int8 scores against plain integers, in every instruction set, with and without products of bytes.
 
 use super::int8::Cache;
 use crate::attention::call::tiling::SCORE_STRIDE;
@@ -9,7 +9,7 @@ use crate::matmul::int8::*;
 use crate::matmul::key_code::Int8Keys;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::isa::Isa;
-use crate::simd::{LANES, Query4, Simd};
+use crate::simd::{Int8DotWork, LANES, Query4, Simd};
 use crate::tensor::rows::Rows;
 
 mod nibbles;
@@ -76,18 +76,18 @@ impl Case {
             self.check_form(isa.name(), isa.tile().0, &span_of, |scores| dispatch!(isa, |s| Step(scores).run(s)));
         }
         #[cfg(target_arch = "x86_64")]
-        if Isa::from_name("avx512").is_some() {
-            use crate::simd::avx512::{Avx512Vnni, with_int8_dot};
-            self.check_form("avx512 without vnni", 6, &span_of, |scores| {
+        {
+            use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
+            if let Some(avx2) = Avx2::detect() {
                 // SAFETY: the scores' keys are in whole panels.
-                unsafe { with_int8_dot(None, scores) }
-            });
+                self.check_form("avx2 without vnni", 6, &span_of, |scores| unsafe { scores.run(avx2) });
+            }
             for (name, room) in [("avx512, roomy", true), ("avx512, not roomy", false)] {
-                let vnni = Avx512Vnni::detect().map(|vnni| vnni.with_room(room));
-                self.check_form(name, 6, &span_of, |scores| {
+                if let Some(vnni) = Avx512Vnni::detect() {
+                    let vnni = vnni.with_room(room);
                     // SAFETY: the scores' keys are in whole panels.
-                    unsafe { with_int8_dot(vnni, scores) }
-                });
+                    self.check_form(name, 6, &span_of, |scores| unsafe { scores.run(vnni) });
+                }
             }
         }
     }

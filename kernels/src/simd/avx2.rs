@@ -1,20 +1,32 @@
-//! AVX2 with FMA and F16C: two registers are one vector.
+//! AVX2 with FMA and F16C: two registers are one vector. Dot products of bytes take instructions of their own where the machine
+//! has these, and AVX2's where not.
 
-use super::avx2_half::Avx2Half;
+use super::avx2_half::{Avx2Half, max8, sum8};
 use super::numbers::Constant;
 use super::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64, Vector};
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-/// Proof that this machine has AVX2, FMA and F16C. Only [`Avx2::detect`] makes one.
+/// Proof that this machine has AVX2, FMA and F16C, and the extension that `EXTRA` names.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2Token<const EXTRA: u8>(());
 
-impl Avx2 {
+const NOTHING: u8 = 0;
+pub(super) const VNNI: u8 = 1;
+
+/// Proof that this machine has AVX2, FMA and F16C.
+pub(crate) type Avx2 = Avx2Token<NOTHING>;
+
+/// Proof that this machine has AVX-VNNI, too. It is not an instruction set to choose: [`Simd::with_int8_dot`] hands it out.
+pub(crate) type Avx2Vnni = Avx2Token<VNNI>;
+
+impl<const EXTRA: u8> Avx2Token<EXTRA> {
+    /// Returns the proof if the machine has the features. There is no other constructor.
     pub(crate) fn detect() -> Option<Self> {
+        let extra = EXTRA != VNNI || is_x86_feature_detected!("avxvnni");
         let present =
             is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-        present.then_some(Self(()))
+        (present && extra).then_some(Self(()))
     }
 
     /// Returns the token of vectors of eight lanes.
@@ -27,34 +39,6 @@ impl Avx2 {
 
 /// Pair of registers: the low eight lanes, then the high eight.
 pub(crate) type F32x16 = [__m256; 2];
-
-/// Returns the largest of eight lanes; [`Simd::max`]'s rule for NaN.
-///
-/// # Safety
-/// The machine has AVX.
-#[inline(always)]
-pub(crate) unsafe fn max8(v: __m256) -> f32 {
-    // SAFETY: the caller guarantees AVX, which includes SSE.
-    unsafe {
-        let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-        let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
-        _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps::<1>(v, v)))
-    }
-}
-
-/// Returns the sum of eight lanes: lanes 4 apart first, then 2, then 1.
-///
-/// # Safety
-/// The machine has AVX.
-#[inline(always)]
-pub(crate) unsafe fn sum8(v: __m256) -> f32 {
-    // SAFETY: the caller guarantees AVX, which includes SSE.
-    unsafe {
-        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
-        _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
-    }
-}
 
 /// Returns `a·b + c`, with `c` as an operand in memory: the compiler would load it into a register, of which there are too
 /// few, and softmax waits for the number of its instructions.
@@ -125,8 +109,8 @@ unsafe fn transpose8(r: [__m256; 8]) -> [__m256; 8] {
     }
 }
 
-// SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
-unsafe impl Vector for Avx2 {
+// SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen elements.
+unsafe impl<const EXTRA: u8> Vector for Avx2Token<EXTRA> {
     type V = F32x16;
     const LANES: usize = LANES;
 
@@ -184,8 +168,8 @@ unsafe impl Vector for Avx2 {
     }
 }
 
-// SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
-unsafe impl Simd for Avx2 {
+// SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen elements.
+unsafe impl<const EXTRA: u8> Simd for Avx2Token<EXTRA> {
     type Half = Avx2Half;
 
     // 6 × 2 accumulators, 2 loads, 1 broadcast: 15 of 16 registers, 12 chains against the 8 to 10 that two FMA units
@@ -203,8 +187,12 @@ unsafe impl Simd for Avx2 {
         fn inner<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        fn vnni<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
         // SAFETY: `self` proves the features.
-        unsafe { inner(f) }
+        unsafe { if EXTRA == VNNI { vnni(f) } else { inner(f) } }
     }
 
     #[inline(always)]
@@ -214,8 +202,13 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
-        // SAFETY: the caller guarantees what the work requires.
-        unsafe { work.run(self) }
+        // SAFETY: the caller guarantees what the work requires; `self` proves AVX2.
+        unsafe {
+            match Avx2Vnni::detect() {
+                Some(vnni) => work.run(vnni),
+                None => work.run(Avx2Token::<NOTHING>(())),
+            }
+        }
     }
 
     #[inline(always)]

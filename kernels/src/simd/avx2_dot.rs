@@ -1,15 +1,45 @@
-//! Dot products of AVX2.
+//! Dot products of AVX2, and of AVX-VNNI, which adds four products of bytes, or two of words, to 32 bits at once.
 
-use super::avx2::{Avx2, F32x16};
+use super::avx2::{Avx2Token, F32x16, VNNI};
 use super::{Half, Int8Dot, LANES, Query4, Words4};
 use core::arch::x86_64::*;
 
+impl<const EXTRA: u8> Avx2Token<EXTRA> {
+    /// Returns `sums[l] + Σ x[e]·signed[4·l + e]`, with `x` taken as bytes without a sign; two products fit 16 bits.
+    #[inline(always)]
+    fn add_bytes(self, sums: __m256i, x: __m256i, signed: __m256i) -> __m256i {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            if EXTRA == VNNI {
+                return _mm256_dpbusd_avx_epi32(sums, x, signed);
+            }
+            let pairs = _mm256_maddubs_epi16(x, signed);
+            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+
+    /// Returns `sums[l] + x[0]·y[2·l] + x[1]·y[2·l + 1]`, of 16-bit numbers.
+    #[inline(always)]
+    fn add_words(self, sums: __m256i, x: i32, y: __m256i) -> __m256i {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            match EXTRA {
+                VNNI => _mm256_dpwssd_avx_epi32(sums, y, x),
+                _ => _mm256_add_epi32(sums, _mm256_madd_epi16(y, x)),
+            }
+        }
+    }
+}
+
 // SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
-unsafe impl Int8Dot for Avx2 {
+unsafe impl<const EXTRA: u8> Int8Dot for Avx2Token<EXTRA> {
     // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers. Of four bits, 1 of ones too: 16.
     const INT8_DOT_ROWS: usize = 4;
     const WEIGHT_ROWS: usize = 4;
     type Sums = [__m256i; 2];
+    /// With AVX-VNNI elements plus 128, because `vpdpbusd` takes one operand unsigned, the second of each two unused; without,
+    /// words.
     type Keys = Self::Words;
     /// Elements plus 8, because `vpmaddubsw` takes one operand unsigned: lower halves, then upper ones; the first eight keys,
     /// then the others.
@@ -20,9 +50,10 @@ unsafe impl Int8Dot for Avx2 {
     type NibbleColumns = [__m256i; 2];
 
     #[inline(always)]
-    fn start(self, _: i32) -> Self::Sums {
+    fn start(self, total: i32) -> Self::Sums {
+        let start = if EXTRA == VNNI { total.wrapping_mul(-128) } else { 0 };
         // SAFETY: `self` proves the features.
-        unsafe { [_mm256_setzero_si256(); 2] }
+        unsafe { [_mm256_set1_epi32(start); 2] }
     }
 
     #[inline(always)]
@@ -51,6 +82,10 @@ unsafe impl Int8Dot for Avx2 {
         unsafe {
             let (lower, upper) = (_mm256_set1_epi32(lower.bytes), _mm256_set1_epi32(upper.bytes));
             for (sum, keys) in sums.iter_mut().zip(keys) {
+                if EXTRA == VNNI {
+                    *sum = self.add_bytes(self.add_bytes(*sum, keys[0], lower), keys[1], upper);
+                    continue;
+                }
                 // Four products of a byte and at most 15 are exact in 16 bits.
                 let pairs =
                     _mm256_add_epi16(_mm256_maddubs_epi16(keys[0], lower), _mm256_maddubs_epi16(keys[1], upper));
@@ -62,13 +97,27 @@ unsafe impl Int8Dot for Avx2 {
 
     #[inline(always)]
     unsafe fn keys(self, p: *const i8) -> Self::Keys {
-        // SAFETY: same contract.
-        unsafe { self.words(p) }
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
+        unsafe {
+            if EXTRA != VNNI {
+                return self.words(p);
+            }
+            let plus_128 = |p: *const i8| {
+                let bytes = _mm256_loadu_si256(p.cast());
+                [_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256()]
+            };
+            [plus_128(p), plus_128(p.add(32))]
+        }
     }
 
     #[inline(always)]
     fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
-        self.dot4_words(sums, q.words, keys)
+        if EXTRA != VNNI {
+            return self.dot4_words(sums, q.words, keys);
+        }
+        // SAFETY: `self` proves the features.
+        let q = unsafe { _mm256_set1_epi32(q.bytes) };
+        [self.add_bytes(sums[0], keys[0][0], q), self.add_bytes(sums[1], keys[1][0], q)]
     }
 
     #[inline(always)]
@@ -106,17 +155,13 @@ unsafe impl Int8Dot for Avx2 {
     }
 
     #[inline(always)]
-    fn dot4_bytes(self, mut sums: Self::Sums, x: u32, columns: Self::NibbleColumns) -> Self::Sums {
+    fn dot4_bytes(self, sums: Self::Sums, x: u32, columns: Self::NibbleColumns) -> Self::Sums {
         // SAFETY: `self` proves the features.
         unsafe {
             let x = _mm256_set1_epi32(x.cast_signed());
-            for (sum, columns) in sums.iter_mut().zip(columns) {
-                // Two products of a byte and at most 8 are exact in 16 bits.
-                let pairs = _mm256_maddubs_epi16(x, columns);
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-            }
+            // Two products of a byte and at most 8 are exact in 16 bits.
+            [self.add_bytes(sums[0], x, columns[0]), self.add_bytes(sums[1], x, columns[1])]
         }
-        sums
     }
 
     #[inline(always)]
@@ -126,14 +171,9 @@ unsafe impl Int8Dot for Avx2 {
 
     #[inline(always)]
     fn dot4_words(self, mut sums: Self::Sums, x: Words4, columns: Self::Words) -> Self::Sums {
-        // `vpmaddwd` is exact: two products of a byte and 16 bits are far from the end of 32.
-        // SAFETY: `self` proves the features.
-        unsafe {
-            let (even, odd) = (_mm256_set1_epi32(x.even), _mm256_set1_epi32(x.odd));
-            for (sum, columns) in sums.iter_mut().zip(columns) {
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(columns[0], even));
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(columns[1], odd));
-            }
+        // Exact: two products of a byte and 16 bits are far from the end of 32.
+        for (sum, columns) in sums.iter_mut().zip(columns) {
+            *sum = self.add_words(self.add_words(*sum, x.even, columns[0]), x.odd, columns[1]);
         }
         sums
     }

@@ -19,6 +19,34 @@ impl Avx2Half {
     }
 }
 
+/// Returns the largest of eight lanes; [`Simd::max`](super::Simd::max)'s rule for NaN.
+///
+/// # Safety
+/// The machine has AVX.
+#[inline(always)]
+pub(crate) unsafe fn max8(v: __m256) -> f32 {
+    // SAFETY: the caller guarantees AVX, which includes SSE.
+    unsafe {
+        let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps::<1>(v, v)))
+    }
+}
+
+/// Returns the sum of eight lanes: lanes 4 apart first, then 2, then 1.
+///
+/// # Safety
+/// The machine has AVX.
+#[inline(always)]
+pub(crate) unsafe fn sum8(v: __m256) -> f32 {
+    // SAFETY: the caller guarantees AVX, which includes SSE.
+    unsafe {
+        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
+    }
+}
+
 // SAFETY: made by `Avx2`, which proves AVX2, FMA and F16C; loads and stores touch eight elements.
 unsafe impl Vector for Avx2Half {
     type V = __m256;

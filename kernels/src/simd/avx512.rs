@@ -2,7 +2,7 @@
 //! products of bfloat16 pairs need AVX512_BF16 and AVX-512BW.
 
 use super::avx2::Avx2;
-use super::avx2_half::Avx2Half;
+use super::avx2_half::{Avx2Half, max8, sum8};
 use super::numbers::LOWEST_EXPONENT;
 use super::{Bf16DotWork, Int8DotWork, LANES, Simd, Vector};
 use core::arch::x86_64::*;
@@ -53,21 +53,6 @@ impl<const EXTRA: u8> Avx512Token<EXTRA> {
 
 // Row blocks are cut into tiles before it is known which instruction set computes them.
 const _: () = assert!(Avx2::TILE_ROWS == Avx512::TILE_ROWS);
-
-/// Implements [`Simd::with_int8_dot`] for a machine with or without `vnni`.
-///
-/// # Safety
-/// Same contract as [`Simd::with_int8_dot`].
-#[inline(always)]
-pub(crate) unsafe fn with_int8_dot<W: Int8DotWork>(vnni: Option<Avx512Vnni>, work: W) -> W::Output {
-    // SAFETY: the caller guarantees what the work requires.
-    unsafe {
-        match vnni {
-            Some(vnni) => work.run(vnni),
-            None => Avx2::detect().expect("AVX-512F includes AVX2 and FMA").with_int8_dot(work),
-        }
-    }
-}
 
 /// Closure compiled for AVX-512.
 ///
@@ -209,7 +194,12 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     #[inline(always)]
     unsafe fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
         // SAFETY: the caller guarantees what the work requires.
-        unsafe { with_int8_dot(Avx512Vnni::detect(), work) }
+        unsafe {
+            match Avx512Vnni::detect() {
+                Some(vnni) => work.run(vnni),
+                None => work.run(Avx2::detect().expect("AVX-512F includes AVX2 and FMA")),
+            }
+        }
     }
 
     #[inline(always)]
@@ -332,7 +322,7 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
         unsafe {
             let low = _mm512_castps512_ps256(v);
             let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
-            super::avx2::max8(_mm256_max_ps(low, high))
+            max8(_mm256_max_ps(low, high))
         }
     }
 
@@ -342,7 +332,7 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
         unsafe {
             let low = _mm512_castps512_ps256(v);
             let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
-            super::avx2::sum8(_mm256_add_ps(low, high))
+            sum8(_mm256_add_ps(low, high))
         }
     }
 

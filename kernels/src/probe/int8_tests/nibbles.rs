@@ -11,7 +11,9 @@ use crate::matmul::int8::QUAD;
 use crate::matmul::operands::{Int4Fours, MulAdd};
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::aligned::elements_mut;
-use crate::simd::{Int8Dot, Int8DotWork, Simd};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::avx2::Avx2;
+use crate::simd::{Int8Dot, Int8DotWork, Simd, lanes};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 
 /// Weights of some rows and values of a block of columns; `bytes[four of keys][column][key]` holds columns 0 to 15 in lower
@@ -48,7 +50,8 @@ impl Int8DotWork for Multiply<'_, '_> {
 }
 
 impl Sums<'_> {
-    fn run<S: Simd>(&self, s: S) -> Vec<f32> {
+    /// Runs `multiply` on tiles of at most `tile_rows` rows.
+    fn run(&self, tile_rows: usize, multiply: impl Fn(Multiply<'_, '_>)) -> Vec<f32> {
         let mut weights = vec![[0.0; ROW_FLOATS]; self.weights.len()];
         for (row, bytes) in weights.iter_mut().zip(self.weights) {
             elements_mut(row)[..KEY_BLOCK].copy_from_slice(bytes);
@@ -56,7 +59,7 @@ impl Sums<'_> {
         }
         let layout = ValueLayout { order: ValueOrder::Vectors, rows: KEY_BLOCK / QUAD, width: LANES };
         let mut out = vec![f32::NAN; weights.len() * BLOCK];
-        for (weights, out) in weights.chunks(S::TILE_ROWS).zip(out.chunks_mut(S::TILE_ROWS * BLOCK)) {
+        for (weights, out) in weights.chunks(tile_rows).zip(out.chunks_mut(tile_rows * BLOCK)) {
             let sums = &mut ValueSums {
                 weights: &[],
                 cols: BLOCK,
@@ -74,8 +77,7 @@ impl Sums<'_> {
                 panels: ValuePanels::together(self.bytes.as_ptr().cast(), layout),
                 numbers: Int4Numbers { kind: Int4::Symmetric, first: Rows::strided(core::ptr::null(), 0, 1), step: 0 },
             };
-            // SAFETY: the work asks for nothing.
-            unsafe { s.with_int8_dot(Multiply(Values { values, sums }, weights.to_vec())) };
+            multiply(Multiply(Values { values, sums }, weights.to_vec()));
         }
         out
     }
@@ -97,8 +99,67 @@ impl Sums<'_> {
 
     fn check(&self) {
         for isa in Isa::available() {
-            let got = dispatch!(isa, |s| self.run(s));
+            // SAFETY: the work asks for nothing.
+            let got = dispatch!(isa, |s| self.run(isa.tile().0, |work| unsafe { s.with_int8_dot(work) }));
             assert_eq!(got, self.expected(), "{isa}");
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(avx2) = Avx2::detect() {
+            // SAFETY: the work asks for nothing.
+            let got = self.run(MAX_TILE_ROWS, |work| unsafe { work.run(avx2) });
+            assert_eq!(got, self.expected(), "avx2 without vnni");
+        }
+    }
+}
+
+/// Eight elements of a query with a load of keys.
+#[derive(Clone, Copy)]
+struct Eight<'a>([i8; 8], &'a [[i8; 4]; LANES]);
+
+impl Int8DotWork for Eight<'_> {
+    type Output = [f32; LANES];
+    #[inline(always)]
+    unsafe fn run<S: Int8Dot>(self, s: S) -> [f32; LANES] {
+        let [a, b, c, d, e, f, g, h] = self.0;
+        let (lower, upper) = (Query4::new([a, b, c, d]), Query4::new([e, f, g, h]));
+        s.vectorize(
+            #[inline(always)]
+            || {
+                // SAFETY: a load is 64 bytes.
+                let keys = unsafe { s.nibbles(self.1.as_ptr().cast()) };
+                let sums = s.dot8(s.start_nibbles(lower.total() + upper.total()), &lower, &upper, keys);
+                let mut out = [0.0; LANES];
+                lanes::store(s, &mut out, s.to_f32(sums));
+                out
+            },
+        )
+    }
+}
+
+#[test]
+fn scores_are_those_of_plain_integers() {
+    let mut numbers = Floats(13);
+    for query in [[127; 8], [-127; 8], [127, -127, 127, -127, -127, 127, -127, 127], [0; 8]] {
+        for case in 0..18 {
+            let query = if case < 2 { query } else { query.map(|_| numbers.byte()) };
+            let byte = |n: i8| if case < 2 { [0x77, -0x78][case] } else { n };
+            let keys = core::array::from_fn(|_| core::array::from_fn(|_| byte(numbers.byte())));
+            let nibble = |key: usize, e: usize| {
+                let byte: i8 = keys[key][e % 4];
+                i32::from(if e < 4 { byte << 4 >> 4 } else { byte >> 4 })
+            };
+            let want: [f32; LANES] =
+                core::array::from_fn(|key| (0..8).map(|e| i32::from(query[e]) * nibble(key, e)).sum::<i32>() as f32);
+            let work = Eight(query, &keys);
+            for isa in Isa::available() {
+                // SAFETY: the work asks for nothing.
+                assert_eq!(dispatch!(isa, |s| unsafe { s.with_int8_dot(work) }), want, "{isa}");
+            }
+            #[cfg(target_arch = "x86_64")]
+            if let Some(avx2) = Avx2::detect() {
+                // SAFETY: the work asks for nothing.
+                assert_eq!(unsafe { work.run(avx2) }, want, "avx2 without vnni");
+            }
         }
     }
 }

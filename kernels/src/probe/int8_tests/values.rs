@@ -4,6 +4,7 @@ use super::*;
 use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::pv_int8;
 use crate::attention::steps::score_passes::ScoreBlock;
+use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::Simd;
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 
@@ -92,24 +93,12 @@ impl Sums<'_> {
             assert_eq!(got, if isa.has_fma() { &*fused } else { &*apart }, "{isa}");
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(isa) = Isa::from_name("avx512") {
-            let got = self.by(
-                isa.tile().0,
-                |row_block| dispatch!(isa, |s| Round(row_block, self.scales).run(s)),
-                // SAFETY: as `by` says.
-                |values| unsafe { crate::simd::avx512::with_int8_dot(None, values) },
-            );
-            assert_eq!(got, fused, "avx512 without vnni");
+        if let Some(avx2) = crate::simd::avx2::Avx2::detect() {
+            let round = |row_block: ScoreBlock<'_>| pv_int8::round_weights(avx2, row_block, self.scales);
+            // SAFETY: as `by` says.
+            let got = self.by(MAX_TILE_ROWS, round, |values| unsafe { values.run(avx2) });
+            assert_eq!(got, fused, "avx2 without vnni");
         }
-    }
-}
-
-/// Weights to be rounded.
-struct Round<'a>(ScoreBlock<'a>, &'a [f32]);
-
-impl Round<'_> {
-    fn run<S: Simd>(self, s: S) {
-        pv_int8::round_weights(s, self.0, self.1);
     }
 }
 
@@ -183,7 +172,7 @@ fn small_weights_keep_their_precision() {
             }
             let spans = [Span::new(0, 16, false)];
             let row_block = ScoreBlock { scores: &mut weights, spans: &spans, rows: 1 };
-            dispatch!(isa, |s| Round(row_block, &[unit; 16]).run(s));
+            dispatch!(isa, |s| pv_int8::round_weights(s, row_block, &[unit; 16]));
             assert_eq!(weights[LARGEST_WEIGHT], unit, "{isa}");
             for key in 0..16 {
                 // Two words in a float: keys 0 and 2 of four, then 1 and 3.
