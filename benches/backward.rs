@@ -12,8 +12,7 @@ mod support;
 
 use interleaved::{medians, random};
 use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Isa, Outputs, Plan, Saved, Shape, View,
-    ViewMut, Workspace, probe,
+    Attention, BackwardPlan, Exec, Gradients, Inputs, Isa, Outputs, Plan, Saved, Shape, View, ViewMut, Workspace, probe,
 };
 use support::{WORKLOADS, Workload};
 
@@ -37,7 +36,7 @@ struct Step {
     lse: Vec<f32>,
     gradients: [Vec<f32>; 3],
     workspace: Workspace,
-    backward: BackwardWorkspace,
+    backward: Workspace,
 }
 
 impl Step {
@@ -52,7 +51,7 @@ impl Step {
             lse: vec![0.0; out / shape.value_dim],
             gradients: [q, k, v].map(|n| vec![0.0; n]),
             workspace: Workspace::new(),
-            backward: BackwardWorkspace::new(),
+            backward: Workspace::new(),
         }
     }
 

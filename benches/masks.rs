@@ -8,8 +8,8 @@ mod support;
 use interleaved::{medians, random};
 use sdpa::masks::Documents;
 use sdpa::{
-    Attention, BlockClass, BlockPosition, Exec, Inputs, Isa, Mask, MaskMod, Mods, NoMod, Outputs, Plan, Position, Run,
-    View, ViewMut, Workspace,
+    Attention, BlockClass, BlockPosition, Exec, Inputs, Isa, Mask, MaskMod, Mods, Outputs, Plan, Position, Run, View,
+    ViewMut, Workspace,
 };
 
 const HEADS: usize = 2;
@@ -159,13 +159,13 @@ fn few_keys(isa: Isa, rounds: usize, [rows, keys]: [usize; 2]) {
     let times = medians(
         rounds,
         [
-            &mut tensors.run(isa, None, NoMod),
+            &mut tensors.run(isa, None, ()),
             &mut tensors.run(isa, None, bits),
             &mut tensors.run(isa, None, Found(bits, Bits::next)),
             &mut tensors.run(isa, None, Lists(&own)),
             &mut tensors.run(isa, None, Found(Lists(&own), Lists::next)),
             &mut tensors.run(isa, None, Lists(&shared)),
-            &mut tensors.run(isa, Some(&bytes), NoMod),
+            &mut tensors.run(isa, Some(&bytes), ()),
             &mut tensors.run(isa, None, |at: Position| bits.keep(at)),
         ],
     );
@@ -192,7 +192,7 @@ fn documents(isa: Isa, rounds: usize, [len, document]: [usize; 2]) {
     let times = medians(
         rounds,
         [
-            &mut tensors.run(isa, None, NoMod),
+            &mut tensors.run(isa, None, ()),
             &mut tensors.run(isa, None, mask.clone()),
             &mut tensors.run(isa, None, |at: Position| at.row / document == at.key / document),
         ],

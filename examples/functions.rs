@@ -106,7 +106,7 @@ fn weights(sentence: &Sentence) -> Result<(), Error> {
 fn chosen_at_run_time(sentence: &Sentence) -> Result<(), Error> {
     println!("\nScore functions chosen at run time, and what \"park\" then weighs most:\n");
     let functions: [(&str, Box<dyn ScoreMod>); 3] = [
-        ("as it is", Box::new(sdpa::NoMod)),
+        ("as it is", Box::new(())),
         ("sharper", Box::new(|score: f32, _: Position| 2.0 * score)),
         (
             "later words only",

@@ -9,7 +9,7 @@ mod state;
 pub(crate) use functions::{NO_DERIVATIVE, WEIGHT_FUNCTION};
 pub use key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 pub use problem::BackwardProblem;
-pub use run::{BackwardPlan, BackwardWorkspace};
+pub use run::BackwardPlan;
 pub use state::BackwardState;
 
 use crate::attention::Attention;

@@ -5,8 +5,8 @@ use crate::error::{Error, at_most, floats, same, zeros};
 use crate::inputs::Inputs;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
-use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
+use crate::threads::workspace::Workspace;
 use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, Outputs, Seen, State, View, ViewMut, merge_states};
 
 /// States of query rows over each block of 256 keys by itself, kept until the state over all earlier keys is there: see

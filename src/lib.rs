@@ -57,8 +57,8 @@ mod threads;
 
 pub use attention::Attention;
 pub use backward::{
-    BackwardPlan, BackwardProblem, BackwardState, BackwardWorkspace, KeyGradientShape, KeyGradientSums,
-    attention_backward, attention_backward_with,
+    BackwardPlan, BackwardProblem, BackwardState, KeyGradientShape, KeyGradientSums, attention_backward,
+    attention_backward_with,
 };
 pub use block_states::{BlockStates, RowStates};
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
@@ -69,19 +69,18 @@ pub use kernels::*;
 pub use layer_caches::LayerCaches;
 pub use page_pool::PagePool;
 pub use plan::Plan;
-pub use plan::balance::Balance;
 pub use plan::explain::{Explanation, Machine};
 pub use plan::problem::Problem;
-pub use plan::run::Workspace;
 #[cfg(feature = "_probe")]
 #[doc(hidden)]
 pub use sdpa_kernels::probe;
 pub use shape::{KvShape, Shape};
-pub use state::{AttnState, StateMemory, merge};
+pub use state::{AttnState, merge};
 pub use threads::CurrentPool;
 pub use threads::exec::Exec;
 pub use threads::executor::Executor;
 pub use threads::run::Run;
+pub use threads::workspace::Workspace;
 
 /// Computes attention with a plan made on the spot, on all threads of the current rayon pool and the widest instruction
 /// set.

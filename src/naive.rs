@@ -6,7 +6,7 @@
 mod backward;
 mod row;
 
-pub use backward::{Gradient, gradients, gradients_with};
+pub use backward::{Gradient, gradients};
 
 use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ScoreMod, Shape, WeightMod};
 

@@ -2,7 +2,6 @@
 
 mod build;
 pub(crate) mod functions;
-mod memory;
 mod merge;
 pub(crate) mod parted_call;
 mod sight;
@@ -11,11 +10,10 @@ mod waiting;
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
-use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
 use crate::threads::run::Run;
+use crate::threads::workspace::Workspace;
 use functions::{Functions, Shift};
-pub use memory::StateMemory;
 pub use merge::merge;
 use parted_call::PartedCall;
 use sdpa_kernels::{KEY_BLOCK, Outputs, Seen, State, Tensor, View, ViewMut};
@@ -141,11 +139,11 @@ impl<'a> AttnState<'a> {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn finish(mut self, outputs: Outputs<'_>) -> Result<StateMemory, Error> {
+    pub fn finish(mut self, outputs: Outputs<'_>) -> Result<Workspace, Error> {
         let mut parts = [&mut self.max, &mut self.sum, &mut self.out].map(std::mem::take);
         let mut workspace = std::mem::take(&mut self.workspace);
         self.write(parts.each_mut().map(Vec::as_mut_slice), &mut workspace, outputs)?;
-        Ok(StateMemory { parts, workspace })
+        Ok(Workspace { state: parts, ..workspace })
     }
 
     /// Adds the keys that wait to maxima, sums and outputs, and writes the result.

@@ -5,6 +5,7 @@ pub(crate) mod exec;
 pub(crate) mod executor;
 pub(crate) mod run;
 pub(crate) mod workers;
+pub(crate) mod workspace;
 
 use crate::threads::executor::Executor;
 

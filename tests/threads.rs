@@ -1,8 +1,8 @@
 //! Calls on threads that are joined one by one: for ThreadSanitizer (`.ci/sanitizers thread`), which sees that threads are
 //! started and joined, but neither the standard library's other ways to wait nor rayon's.
 
-use sdpa::{Alignment, Attention, BackwardPlan, BackwardWorkspace, Exec, Executor, Gradients, Inputs, Outputs, Plan};
-use sdpa::{Run, Saved, View, ViewMut, Workspace};
+use sdpa::{Alignment, Attention, BackwardPlan, Exec, Executor, Gradients, Inputs, Outputs, Plan, Workspace};
+use sdpa::{Run, Saved, View, ViewMut};
 
 /// Threads started anew for each call.
 struct Joined(usize);
@@ -53,7 +53,7 @@ fn call([rows, keys]: [usize; 2], threads: usize) -> (Vec<f32>, usize) {
     let gradients = gradients.k(ViewMut::bhld(&mut dk, of_keys).unwrap()).v(ViewMut::bhld(&mut dv, of_keys).unwrap());
     let problem = attention.backward(Inputs::new(q, k, v), saved, gradients).unwrap();
     let backward = BackwardPlan::new(&problem, Exec::on(&executor));
-    problem.run_with(&backward, &mut BackwardWorkspace::new(), Run::new().executor(&executor)).unwrap();
+    problem.run_with(&backward, &mut Workspace::new(), Run::new().executor(&executor)).unwrap();
     ([out, lse, dq, dk, dv].concat(), plan.workers().max(backward.workers()))
 }
 

@@ -2,14 +2,14 @@
 
 use crate::error::Error;
 use crate::layout::PARCEL;
-use sdpa::StateMemory;
+use sdpa::Workspace;
 
 /// Memory that is used again: what is new costs the time of its first touch.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) wide: Buffers<f32>,
     pub(crate) short: Buffers<u16>,
-    pub(crate) states: Vec<StateMemory>,
+    pub(crate) states: Vec<Workspace>,
 }
 
 /// Buffers for parcels.

@@ -4,10 +4,10 @@ use crate::error::Error;
 use crate::layout::Part;
 use crate::whole::{Whole, write};
 use core::ops::Range;
-use sdpa::{AttnState, Outputs, StateMemory};
+use sdpa::{AttnState, Outputs, Workspace};
 
 /// Function that makes the state of a part, in memory that another had.
-pub(crate) type Make<'a> = Box<dyn Fn(StateMemory) -> Result<AttnState<'a>, sdpa::Error> + 'a>;
+pub(crate) type Make<'a> = Box<dyn Fn(Workspace) -> Result<AttnState<'a>, sdpa::Error> + 'a>;
 
 /// Rows of one sequence, and their state while its keys come.
 pub(crate) struct RowPart<'a> {
@@ -28,7 +28,7 @@ impl<'a> RowPart<'a> {
         Self { stretch: part.number, batch: part.batch, rows, keys, make, state }
     }
 
-    fn state(&mut self, left: &mut Vec<StateMemory>) -> Result<&mut AttnState<'a>, sdpa::Error> {
+    fn state(&mut self, left: &mut Vec<Workspace>) -> Result<&mut AttnState<'a>, sdpa::Error> {
         let state = match self.state.take() {
             Some(state) => state,
             None => (self.make)(left.pop().unwrap_or_default())?,
@@ -46,11 +46,11 @@ pub(crate) struct Parts<'a> {
     /// Outputs and log-sum-exps of each stretch, if sequences are computed one by one.
     results: Option<Vec<[Whole; 2]>>,
     /// Memory that states have left.
-    left: Vec<StateMemory>,
+    left: Vec<Workspace>,
 }
 
 impl<'a> Parts<'a> {
-    pub(crate) fn new(parts: Vec<RowPart<'a>>, results: Option<Vec<[Whole; 2]>>, left: Vec<StateMemory>) -> Self {
+    pub(crate) fn new(parts: Vec<RowPart<'a>>, results: Option<Vec<[Whole; 2]>>, left: Vec<Workspace>) -> Self {
         Self { parts, results, left }
     }
 
@@ -78,7 +78,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Writes the outputs of all stretches. Returns memory for the states of a later call.
-    pub(crate) fn finish(mut self, outputs: Vec<Outputs<'_>>) -> Result<Vec<StateMemory>, Error> {
+    pub(crate) fn finish(mut self, outputs: Vec<Outputs<'_>>) -> Result<Vec<Workspace>, Error> {
         let Some(mut results) = self.results else {
             for (part, outputs) in self.parts.iter_mut().zip(outputs) {
                 part.state(&mut self.left)?;
@@ -98,7 +98,7 @@ impl<'a> Parts<'a> {
 }
 
 /// Completes the results of a part whose keys have all been here.
-fn complete(part: &mut RowPart<'_>, results: &mut [[Whole; 2]], left: &mut Vec<StateMemory>) -> Result<(), Error> {
+fn complete(part: &mut RowPart<'_>, results: &mut [[Whole; 2]], left: &mut Vec<Workspace>) -> Result<(), Error> {
     part.state(left)?;
     let [out, lse] = &mut results[part.stretch];
     let [out, lse] = [out, lse].map(|whole| whole.rows_mut(part.batch, part.rows.clone()));

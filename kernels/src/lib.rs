@@ -40,7 +40,7 @@ pub use attention::call::dropout::Dropout;
 pub use attention::call::fit::tensors_fit;
 pub use attention::call::masks::{Documents, PerSequence, PrefixLm, Tree};
 pub use attention::call::mods::{
-    And, BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, NoMod, Not, Or, Position, ScoreMod, WeightMod,
+    And, BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, Not, Or, Position, ScoreMod, WeightMod,
     WithDerivative,
 };
 pub use attention::call::options::{Cover, Covered, Mask, Options, Ragged, alibi_slopes};

@@ -6,11 +6,9 @@ use crate::error::Error;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use crate::threads::run::{NO_MODS, Run};
-use crate::threads::workers::{self, own, reserved, share};
-use sdpa_kernels::{
-    BackwardLaunch, BackwardMemory, BackwardScratch, Isa, KEY_BLOCK, MaskMod, ScoreMod, Tiling, WeightMod,
-};
-use std::sync::Mutex;
+use crate::threads::workers::{self, reserved};
+use crate::threads::workspace::Workspace;
+use sdpa_kernels::{BackwardLaunch, BackwardScratch, Isa, KEY_BLOCK, MaskMod, ScoreMod, Tiling, WeightMod};
 
 /// Work of one worker on a launch.
 type Work<'w> = &'w (dyn Fn(&BackwardLaunch<'_>, Isa, &mut BackwardScratch) + Sync);
@@ -72,38 +70,12 @@ impl BackwardPlan {
     }
 }
 
-/// Reusable memory of backward calls: one scratch per worker, and for each query row its gradient in `f32`.
-///
-/// A second run of the same plan with the same workspace allocates nothing.
-///
-/// ```
-/// let workspace = sdpa::BackwardWorkspace::new();
-/// assert_eq!(workspace.bytes(), 0);
-/// ```
-#[derive(Debug, Default)]
-pub struct BackwardWorkspace {
-    workers: Vec<Mutex<BackwardScratch>>,
-    pub(crate) memory: BackwardMemory,
-}
-
-impl BackwardWorkspace {
-    /// Creates an empty workspace; the first run fills it.
-    pub const fn new() -> Self {
-        Self { workers: Vec::new(), memory: BackwardMemory::new() }
-    }
-
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
-        workers::bytes(&self.workers, BackwardScratch::bytes) + self.memory.bytes()
-    }
-}
-
 impl BackwardProblem<'_> {
     /// Computes the gradients. A plan made for another shape is replaced by one for this shape.
     ///
     /// # Errors
     /// [`Error::Memory`]; gradients are then untouched.
-    pub fn run(self, plan: &BackwardPlan, workspace: &mut BackwardWorkspace) -> Result<(), Error> {
+    pub fn run(self, plan: &BackwardPlan, workspace: &mut Workspace) -> Result<(), Error> {
         self.run_with(plan, workspace, Run::new())
     }
 
@@ -122,7 +94,7 @@ impl BackwardProblem<'_> {
     pub fn run_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
         self,
         plan: &BackwardPlan,
-        workspace: &mut BackwardWorkspace,
+        workspace: &mut Workspace,
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
         let mods = run.mods;
@@ -133,31 +105,20 @@ impl BackwardProblem<'_> {
 
     /// Computes the gradients by calling `work` on each worker. Not generic, so that a caller's functions do not compile
     /// it again.
-    fn run_as(
-        self,
-        plan: &BackwardPlan,
-        workspace: &mut BackwardWorkspace,
-        run: Run<'_>,
-        work: Work<'_>,
-    ) -> Result<(), Error> {
+    fn run_as(self, plan: &BackwardPlan, workspace: &mut Workspace, run: Run<'_>, work: Work<'_>) -> Result<(), Error> {
         let exec = Exec::serial().isa(plan.isa).threads(plan.threads);
         let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, exec) };
-        let BackwardWorkspace { workers, memory } = workspace;
+        let Workspace { backward, gradients: memory, .. } = workspace;
         let parameters = self.gradients.parameters.as_ref().map_or(0, |gradient| gradient.len());
         let workers =
-            reserved(workers, plan.workers, run.threads(), |scratch| scratch.try_reserve(&plan.tiling, parameters));
+            reserved(backward, plan.workers, run.threads(), |scratch| scratch.try_reserve(&plan.tiling, parameters));
         let Some(launch) = BackwardLaunch::new(self.call, self.saved, self.gradients, self.part, plan.tiling, memory)
             .filter(|_| !workers.is_empty())
         else {
             return Err(no_memory(&self.shape, parameters));
         };
         let launch = launch.until(run.stop);
-        let work = |scratch: &mut BackwardScratch| work(&launch, plan.isa, scratch);
-        if workers.len() > 1 {
-            share(workers, run.threads(), &|| launch.stop(), &work);
-        }
-        // The calling thread alone, or what an executor that broke its promise left undone.
-        work(own(&mut workers[0]));
+        workers::carry_out(workers, run.threads(), &|| launch.stop(), &|scratch| work(&launch, plan.isa, scratch));
         if launch.is_stopped() {
             return Err(Error::Stopped);
         }
@@ -187,7 +148,7 @@ impl BackwardProblem<'_> {
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
         let plan = BackwardPlan::new(&self, exec);
-        self.run_with(&plan, &mut BackwardWorkspace::new(), run.on(exec))
+        self.run_with(&plan, &mut Workspace::new(), run.on(exec))
     }
 }
 

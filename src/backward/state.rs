@@ -4,12 +4,13 @@ use crate::attention::Attention;
 use crate::backward::functions::NO_DERIVATIVE;
 use crate::backward::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::backward::problem::BackwardProblem;
-use crate::backward::run::{BackwardPlan, BackwardWorkspace, no_memory};
+use crate::backward::run::{BackwardPlan, no_memory};
 use crate::error::Error;
 use crate::inputs::{Inputs, KeyLists};
 use crate::state::parted_call::{PartedCall, check_room};
 use crate::threads::exec::Exec;
 use crate::threads::run::Run;
+use crate::threads::workspace::Workspace;
 use core::ops::Range;
 use sdpa_kernels::{
     Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, ViewMut, WeightMod,
@@ -58,7 +59,7 @@ pub struct BackwardState<'a> {
     first_row: usize,
     /// Number of keys pushed or passed over.
     keys: usize,
-    workspace: BackwardWorkspace,
+    workspace: Workspace,
 }
 
 impl<'a> BackwardState<'a> {
@@ -70,11 +71,11 @@ impl<'a> BackwardState<'a> {
     /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences, dropout.
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
-        let mut state = Self { call, saved, exec, first_row: 0, keys: 0, workspace: BackwardWorkspace::new() };
+        let mut state = Self { call, saved, exec, first_row: 0, keys: 0, workspace: Workspace::new() };
         let lists = inputs.lists_from(0, 0);
         let (attention, inputs) = state.at_end(0, &lists)?;
         let BackwardProblem { call, shape, .. } = attention.backward(inputs, saved, Gradients::new())?;
-        if state.workspace.memory.try_begin(&call) { Ok(state) } else { Err(no_memory(&shape, 0)) }
+        if state.workspace.gradients.try_begin(&call) { Ok(state) } else { Err(no_memory(&shape, 0)) }
     }
 
     /// Sets score and mask functions, which see keys and rows where they lie among all.

@@ -86,14 +86,6 @@ pub use sdpa_kernels::MaskMod;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Mods;
-/// Placeholder for a function that [`Mods`] does not have.
-///
-/// ```
-/// use sdpa::{Mods, NoMod};
-/// let none: Mods<NoMod, NoMod, NoMod> = Mods::new();
-/// # let _ = none;
-/// ```
-pub use sdpa_kernels::NoMod;
 /// Argument of the functions of [`Mods`]: a row and a key.
 ///
 /// ```
@@ -122,7 +114,7 @@ pub use sdpa_kernels::Position;
 ///     match name {
 ///         "near" => Box::new(near),
 ///         "same" => Box::new(|score: f32, _: Position| score),
-///         _ => Box::new(sdpa::NoMod),
+///         _ => Box::new(()), // no function
 ///     }
 /// };
 /// let mods = Mods::new().score(named("near"));

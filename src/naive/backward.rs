@@ -13,10 +13,11 @@ use sdpa_kernels::{Covered, Tensor, View};
 /// Gradients of attention, the result of [`gradients`]: each dense, in the shape of its tensor.
 ///
 /// ```
-/// use sdpa::{Attention, Inputs, View, naive};
+/// use sdpa::{Attention, Inputs, Mods, View, naive};
 /// let x = View::bhld(&[1.0f32], [1, 1, 1, 1])?; // one row, one key: its weight is 1 whatever the numbers
-/// let naive::Gradient { q, k, v, .. } = naive::gradients::<f64>(&Attention::new(), &Inputs::new(x, x, x), x, None)?;
-/// assert_eq!((q, k, v), (vec![0.0], vec![0.0], vec![1.0]));
+/// let inputs = Inputs::new(x, x, x);
+/// let naive::Gradient { q, k, v, .. } = naive::gradients(&Attention::new(), &inputs, x, None, &Mods::new())?;
+/// assert_eq!((q, k, v), (vec![0.0f64], vec![0.0], vec![1.0]));
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
@@ -39,50 +40,28 @@ pub struct Gradient<T> {
     pub parameters: Vec<T>,
 }
 
-/// Computes the gradients of attention in `f64`, or in `f32` by the usual passes over whole rows. `d_out` is the
-/// gradient in the output, `[batch, heads, q_len, value_dim]`, `d_lse` that in the log-sum-exp, `[batch, heads, q_len,
-/// 1]`.
+/// Computes the gradients of attention in `f64`, or in `f32` by the usual passes over whole rows, with your own functions or none.
+/// `d_out` is the gradient in the output, `[batch, heads, q_len, value_dim]`, `d_lse` that in the log-sum-exp, `[batch, heads,
+/// q_len, 1]`.
 ///
 /// Complexity: time B·H·Lq·Lk·(D + Dv), memory B·H·Lq·Lk.
-///
-/// ```
-/// use sdpa::{Attention, Inputs, View, naive};
-/// let (q, k, v, d_out) = ([0.0f32; 2], [1.0f32; 2 * 2], [1.0f32, 3.0], [1.0f32]);
-/// let view = |x, shape| View::bhld(x, shape);
-/// let inputs = Inputs::new(view(&q, [1, 1, 1, 2])?, view(&k, [1, 1, 2, 2])?, view(&v, [1, 1, 2, 1])?);
-/// let gradient = naive::gradients::<f64>(&Attention::new(), &inputs, view(&d_out, [1, 1, 1, 1])?, None)?;
-/// assert_eq!(gradient.v, [0.5, 0.5]); // both keys have weight 1/2
-/// # Ok::<(), sdpa::Error>(())
-/// ```
-///
-/// # Errors
-/// As [`oracle`](super::oracle).
-pub fn gradients<'t, T: Real>(
-    attention: &Attention,
-    inputs: &Inputs<'_>,
-    d_out: impl Into<Tensor<'t>>,
-    d_lse: Option<View<'t>>,
-) -> Result<Gradient<T>, Error> {
-    gradients_with(attention, inputs, d_out, d_lse, &Mods::new())
-}
-
-/// Computes the gradients of attention with your own functions, otherwise as [`gradients`].
 ///
 /// ```
 /// use sdpa::{Attention, Inputs, Mods, Position, View, WithDerivative, naive};
 /// let (x, v, d_out) = ([2.0f32, 3.0], [0.0f32, 1.0], [1.0f32; 2]);
 /// let view = |x| View::bhld(x, [1, 1, 2, 1]);
-/// let inputs = Inputs::new(view(&x)?, view(&x)?, view(&v)?);
+/// let (inputs, d_out) = (Inputs::new(view(&x)?, view(&x)?, view(&v)?), view(&d_out)?);
 /// let halved = Mods::new().score(WithDerivative::new(|s: f32, _: Position| 0.5 * s, |_, _: Position| 0.5));
-/// let gradient = naive::gradients_with::<f64, _, _, _>(&Attention::new(), &inputs, view(&d_out)?, None, &halved)?;
-/// assert_eq!(gradient.q, naive::gradients::<f64>(&Attention::new().scale(0.5), &inputs, view(&d_out)?, None)?.q);
+/// let gradient: naive::Gradient<f64> = naive::gradients(&Attention::new(), &inputs, d_out, None, &halved)?;
+/// let scaled = Attention::new().scale(0.5);
+/// assert_eq!(gradient.q, naive::gradients::<f64, _, _, _>(&scaled, &inputs, d_out, None, &Mods::new())?.q);
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 ///
 /// # Errors
-/// As [`gradients`]; [`Error::Needs`] for a weight function, and for a score function without a derivative if a row sees a
-/// key; [`Error::Mask`] if the mask function does not fit the call.
-pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
+/// As [`oracle`](super::oracle); [`Error::Needs`] for a weight function, and for a score function without a derivative if a row
+/// sees a key; [`Error::Mask`] if the mask function does not fit the call.
+pub fn gradients<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     attention: &Attention,
     inputs: &Inputs<'_>,
     d_out: impl Into<Tensor<'t>>,

@@ -1,4 +1,4 @@
-//! Balance of a plan: each worker's share of the work.
+//! Balance of a plan: how busy each worker is.
 
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
@@ -6,51 +6,38 @@ use sdpa_kernels::Costs;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Division of a call's work among workers, if all of them are equally fast and work from the start.
-///
-/// ```
-/// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut};
-/// let (x, mut out) = (vec![0.5; 12 * 512 * 64], vec![0.0; 12 * 512 * 64]);
-/// let x = View::bhld(&x, [1, 12, 512, 64])?;
-/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 12, 512, 64])?);
-/// let problem = Attention::new().problem(Inputs::new(x, x, x), outputs)?;
-/// let plan = Plan::new(&problem, Exec::default().threads(8)); // 24 tasks
-/// let balance = plan.balance(&problem, 8);
-/// assert_eq!(balance.shares.len(), 8); // none is without work
-/// assert!(balance.efficiency > 0.9, "{}", balance.efficiency);
-/// # Ok::<(), sdpa::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub struct Balance {
-    /// Fraction of the work that each busy worker does. Fractions sum to 1.
-    pub shares: Vec<f64>,
-    /// Fraction of the workers' time, from 0 to 1, in which they work rather than wait for the last to finish.
-    pub efficiency: f64,
-}
-
 impl Plan {
-    /// Returns each worker's share of a problem under this plan, for `workers` workers, whatever number the plan was
-    /// made for. 0 workers count as 1. A plan for another shape is replaced by one for this shape, as in
-    /// [`Problem::run`].
+    /// Returns how busy each worker is when a problem runs under this plan on `workers` workers, whatever number the plan was
+    /// made for: the fraction of the call's time in which it works rather than waits for the last to finish, if all are equally
+    /// fast and work from the start. Workers that find nothing to do are left out. 0 workers count as 1. A plan for another
+    /// shape is replaced by one for this shape, as in [`Problem::run`].
     ///
     /// Work is counted in visible pairs of query rows and keys, and in reading or packing keys; masks and your
     /// functions do not count.
     ///
     /// Complexity: the number of query rows, plus key blocks for sequences that are split.
-    pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Balance {
+    ///
+    /// ```
+    /// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut};
+    /// let (x, mut out) = (vec![0.5; 12 * 512 * 64], vec![0.0; 12 * 512 * 64]);
+    /// let x = View::bhld(&x, [1, 12, 512, 64])?;
+    /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 12, 512, 64])?);
+    /// let problem = Attention::new().problem(Inputs::new(x, x, x), outputs)?;
+    /// let plan = Plan::new(&problem, Exec::default().threads(8)); // 24 tasks
+    /// let busy = plan.balance(&problem, 8);
+    /// assert_eq!(busy.len(), 8); // none is without work
+    /// assert!(busy.iter().sum::<f64>() / 8.0 > 0.9, "{busy:?}");
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Vec<f64> {
         // A plan for another shape is replaced when it runs.
         let plan = if self.shape == problem.shape { *self } else { Self::new(problem, self.exec()) };
         let Costs { accumulated, merged } = problem.call.costs(&plan.tiling, plan.split_rows(problem));
-        let workers = workers.max(1);
-        let mut done = vec![0; workers.min(accumulated.len().max(merged.len()))];
+        let mut done = vec![0; workers.max(1).min(accumulated.len().max(merged.len()))];
         // Nobody merges before all is accumulated.
         let [accumulating, merging] = [accumulated, merged].map(|costs| take_in_turn(&costs, &mut done) as f64);
-        let (time, all) = (accumulating + merging, done.iter().map(|&done| done as f64).sum::<f64>());
-        Balance {
-            shares: done.iter().filter(|&&done| done > 0).map(|&done| done as f64 / all).collect(),
-            efficiency: if all > 0.0 { all / (time * workers as f64) } else { 1.0 },
-        }
+        let time = accumulating + merging;
+        done.into_iter().filter(|&done| done > 0).map(|done| done as f64 / time).collect()
     }
 }
 

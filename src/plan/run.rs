@@ -9,49 +9,13 @@ use crate::plan::problem::Problem;
 use crate::threads::exec::Exec;
 use crate::threads::executor::Executor;
 use crate::threads::run::{NO_MODS, Run};
-use crate::threads::workers::{self, own, reserved, share};
-use sdpa_kernels::{Isa, Launch, MaskMod, Partials, ScoreMod, Scratch, WeightMod};
+use crate::threads::workers::{self, reserved};
+use crate::threads::workspace::Workspace;
+use sdpa_kernels::{Isa, Launch, MaskMod, ScoreMod, Scratch, WeightMod};
 use std::sync::Mutex;
 
 /// Work of one worker on a launch.
 type Work<'w> = &'w (dyn Fn(&Launch<'_>, Isa, &mut Scratch) + Sync);
-
-/// Reusable memory of runs: one scratch per worker, which grows to the largest plan so far and is kept.
-///
-/// A second run of the same plan with the same workspace allocates nothing.
-///
-/// ```
-/// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut, Workspace};
-/// let (x, mut out, mut workspace, mut plan) = ([0.5; 3 * 4], [0.0; 3 * 4], Workspace::new(), None);
-/// for _ in 0..10 {
-///     let x = View::bhld(&x, [1, 1, 3, 4])?;
-///     let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?);
-///     let problem = Attention::new().problem(Inputs::new(x, x, x), outputs)?;
-///     let plan = *plan.get_or_insert_with(|| Plan::new(&problem, Exec::serial())); // made once, kept
-///     problem.run(&plan, &mut workspace); // allocates the first time only
-/// }
-/// assert!(workspace.bytes() > 0);
-/// # Ok::<(), sdpa::Error>(())
-/// ```
-#[derive(Debug, Default)]
-pub struct Workspace {
-    /// Locked while in use, so that an executor that calls a worker twice at once makes one of the two do nothing.
-    workers: Vec<Mutex<Scratch>>,
-    /// Partial results of key blocks, where these are divided among workers.
-    partials: Partials,
-}
-
-impl Workspace {
-    /// Creates an empty workspace; the first run fills it.
-    pub const fn new() -> Self {
-        Self { workers: Vec::new(), partials: Partials::new() }
-    }
-
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
-        workers::bytes(&self.workers, Scratch::bytes) + self.partials.bytes()
-    }
-}
 
 impl Problem<'_> {
     /// Computes the problem. Cannot fail: everything was checked when the problem was made.
@@ -93,12 +57,11 @@ impl Problem<'_> {
     /// it again.
     fn run_as(self, plan: &Plan, workspace: &mut Workspace, run: Run<'_>, work: Work<'_>) -> Result<(), Error> {
         let split_rows = plan.split_rows(&self);
-        let Workspace { workers, partials } = workspace;
         let mut launch = Launch::new(self.call, self.outputs, plan.tiling).until(run.stop);
         if let Some(split_rows) = split_rows {
-            launch = launch.split(partials, split_rows);
+            launch = launch.split(&mut workspace.partials, split_rows);
         }
-        carry_out(plan, &launch, workers, run.threads(), work)
+        carry_out(plan, &launch, &mut workspace.forward, run.threads(), work)
     }
 
     /// Plans and computes the problem with a workspace of its own, on the threads of `exec`.
@@ -129,7 +92,7 @@ impl Workspace {
     /// Carries out a launch without functions.
     pub(crate) fn carry_out(&mut self, plan: &Plan, launch: &Launch<'_>, executor: &dyn Executor) -> Result<(), Error> {
         let work = |launch: &Launch<'_>, isa: Isa, scratch: &mut Scratch| launch.work(isa, scratch, &NO_MODS);
-        carry_out(plan, launch, &mut self.workers, executor, &work)
+        carry_out(plan, launch, &mut self.forward, executor, &work)
     }
 }
 
@@ -144,11 +107,6 @@ fn carry_out(
     // At least one: there was memory for it when the problem was made.
     let ready = reserved(workers, plan.workers, executor, |scratch| scratch.try_reserve(&plan.tiling)).len();
     let workers = &mut workers[..ready.max(1)];
-    let work = |scratch: &mut Scratch| work(launch, plan.isa, scratch);
-    if workers.len() > 1 {
-        share(workers, executor, &|| launch.stop(), &work);
-    }
-    // The calling thread alone, or what an executor that broke its promise left undone.
-    work(own(&mut workers[0]));
+    workers::carry_out(workers, executor, &|| launch.stop(), &|scratch| work(launch, plan.isa, scratch));
     if launch.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
 }

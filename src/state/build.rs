@@ -1,14 +1,14 @@
 //! States of what options: how they are made.
 
 use crate::Attention;
-use crate::error::{Error, floats, same};
+use crate::error::{Error, floats, same, zeros};
 use crate::inputs::Inputs;
 use crate::shape::KvShape;
 use crate::state::AttnState;
-use crate::state::memory::{StateMemory, filled, sized};
 use crate::state::parted_call::{ALIGNMENT, PartedCall};
 use crate::state::waiting::Waiting;
 use crate::threads::exec::Exec;
+use crate::threads::workspace::Workspace;
 use sdpa_kernels::{KEY_BLOCK, MaskMod, Mods, ScoreMod, Seen, Tensor, View, WeightMod};
 
 impl<'a> AttnState<'a> {
@@ -55,18 +55,31 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// As [`Self::new`]; [`Error::Needs`] for caches, pages and ragged sequences, whose keys do not come in parts.
     pub fn from_inputs(attention: Attention, inputs: Inputs<'a>, exec: Exec<'a>) -> Result<Self, Error> {
-        Self::from_inputs_in(attention, inputs, exec, StateMemory::new())
+        Self::from_inputs_in(attention, inputs, exec, Workspace::new())
     }
 
-    /// Creates a state as [`Self::from_inputs`] does, in memory that a state before it had.
+    /// Creates a state as [`Self::from_inputs`] does, in memory that a state before it had, or a call.
+    ///
+    /// ```
+    /// use sdpa::{Attention, AttnState, Exec, Inputs, Outputs, View, ViewMut, Workspace};
+    /// let (x, mut out, mut workspace) = ([0.5; 3 * 4], [0.0; 3 * 4], Workspace::new());
+    /// let x = View::bhld(&x, [1, 1, 3, 4])?;
+    /// for _ in 0..10 {
+    ///     let mut state = AttnState::from_inputs_in(Attention::new(), Inputs::new(x, x, x), Exec::serial(), workspace)?;
+    ///     state.push(x, x)?;
+    ///     workspace = state.finish(Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?))?;
+    /// }
+    /// assert_eq!(out, [0.5; 3 * 4]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Self::from_inputs`]; the memory is then freed.
+    /// As [`Self::from_inputs`]; the workspace is then freed.
     pub fn from_inputs_in(
         attention: Attention,
         inputs: Inputs<'a>,
         exec: Exec<'a>,
-        memory: StateMemory,
+        mut workspace: Workspace,
     ) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
         let PartedCall { kv_heads, value_dim, .. } = call;
@@ -74,7 +87,7 @@ impl<'a> AttnState<'a> {
         let product = |sizes| floats("state", sizes);
         let (n, accumulated) = (product([batch, heads, rows, 1])?, product([batch, heads, rows, value_dim])?);
         let waiting = |dim| Waiting::new([batch, kv_heads, dim], attention.precision);
-        let StateMemory { parts: [max, sum, out], workspace } = memory;
+        let [max, sum, out] = std::mem::take(&mut workspace.state);
         let mut state = Self {
             call,
             exec,
@@ -172,4 +185,20 @@ impl<'a> AttnState<'a> {
         self.accumulate(None)?;
         Ok(self)
     }
+}
+
+/// Returns `len` numbers, whatever they are, in the same memory if they fit.
+fn sized(mut memory: Vec<f32>, len: usize) -> Result<Vec<f32>, Error> {
+    if memory.capacity() < len {
+        return zeros("state", len);
+    }
+    memory.resize(len, 0.0);
+    Ok(memory)
+}
+
+/// Returns `len` equal numbers, in the same memory if they fit.
+fn filled(memory: Vec<f32>, len: usize, number: f32) -> Result<Vec<f32>, Error> {
+    let mut memory = sized(memory, len)?;
+    memory.fill(number);
+    Ok(memory)
 }

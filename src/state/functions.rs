@@ -1,13 +1,13 @@
 //! Functions of the caller over keys that come in parts: positions count from the first of all keys.
 
 use crate::backward::problem::BackwardProblem;
-use crate::backward::run::{BackwardPlan, BackwardWorkspace};
+use crate::backward::run::BackwardPlan;
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
-use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
 use crate::threads::run::Run;
+use crate::threads::workspace::Workspace;
 use core::fmt;
 use sdpa_kernels::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, Position, ScoreMod, WeightMod};
 
@@ -33,7 +33,7 @@ pub(crate) trait Functions: Send + Sync {
         &self,
         problem: BackwardProblem<'_>,
         exec: Exec<'_>,
-        workspace: &mut BackwardWorkspace,
+        workspace: &mut Workspace,
         shift: Shift,
     ) -> Result<(), Error>;
 }
@@ -63,7 +63,7 @@ impl<S: ScoreMod, M: MaskMod, P: WeightMod> Functions for Mods<S, M, P> {
         &self,
         problem: BackwardProblem<'_>,
         exec: Exec<'_>,
-        workspace: &mut BackwardWorkspace,
+        workspace: &mut Workspace,
         shift: Shift,
     ) -> Result<(), Error> {
         let plan = BackwardPlan::new(&problem, exec);

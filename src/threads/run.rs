@@ -4,7 +4,7 @@ use crate::threads::CurrentPool;
 use crate::threads::exec::Exec;
 use crate::threads::executor::Executor;
 use core::fmt;
-use sdpa_kernels::{Mods, NoMod};
+use sdpa_kernels::Mods;
 
 /// No functions.
 pub(crate) const NO_MODS: Mods = Mods::new();
@@ -34,7 +34,7 @@ pub(crate) type StopFn<'r> = &'r (dyn Fn() -> bool + Sync);
 /// }
 /// # Ok::<(), Error>(())
 /// ```
-pub struct Run<'r, S = NoMod, M = NoMod, P = NoMod> {
+pub struct Run<'r, S = (), M = (), P = ()> {
     pub(crate) mods: &'r Mods<S, M, P>,
     /// None: that of the [`Exec`], or rayon's current pool.
     executor: Option<&'r dyn Executor>,

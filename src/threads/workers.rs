@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
 
 /// Returns the memory of a worker that nobody else holds.
-pub(crate) fn own<T>(worker: &mut Mutex<T>) -> &mut T {
+fn own<T>(worker: &mut Mutex<T>) -> &mut T {
     worker.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -33,9 +33,23 @@ pub(crate) fn bytes<T>(workers: &[Mutex<T>], bytes: impl Fn(&T) -> usize) -> usi
     workers.iter().map(|worker| bytes(&worker.lock().unwrap_or_else(PoisonError::into_inner))).sum()
 }
 
+/// Calls `work` on each worker, at least one, on the threads of an executor, and at last on the calling thread alone: for one
+/// worker, or what an executor that broke its promise left undone. After a panic in `work`, as [`share`].
+pub(crate) fn carry_out<T: Send>(
+    workers: &mut [Mutex<T>],
+    executor: &dyn Executor,
+    stop: &(dyn Fn() + Sync),
+    work: &(dyn Fn(&mut T) + Sync),
+) {
+    if workers.len() > 1 {
+        share(workers, executor, stop, work);
+    }
+    work(own(&mut workers[0]));
+}
+
 /// Calls `work` on each worker, on the threads of an executor. After a panic in `work`, calls `stop`, so that workers
 /// begin no further task; passes on the first panic.
-pub(crate) fn share<T: Send>(
+fn share<T: Send>(
     workers: &[Mutex<T>],
     executor: &dyn Executor,
     stop: &(dyn Fn() + Sync),

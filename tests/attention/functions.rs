@@ -1,7 +1,7 @@
 //! Functions of the caller: by any pointer the same bits.
 
 use crate::support::{Answer, Tensors, assert_same, execs, outputs, unwritten};
-use sdpa::{Alignment, Attention, Exec, Inputs, MaskMod, Mods, NoMod, Position, Run, ScoreMod, WeightMod};
+use sdpa::{Alignment, Attention, Exec, Inputs, MaskMod, Mods, Position, Run, ScoreMod, WeightMod};
 use std::sync::Arc;
 
 /// Runs a call with functions, with plan and memory of its own.
@@ -34,7 +34,7 @@ fn functions_chosen_at_run_time_have_the_same_bits() {
         let tensors = Tensors::normal(sizes, 1);
         for (isa, exec) in execs() {
             let what = |pointer| format!("{sizes:?}, {isa}, {pointer}");
-            let (plain, none) = (run_mods(&tensors, exec, &Mods::new()), &NoMod);
+            let (plain, none) = (run_mods(&tensors, exec, &Mods::new()), &());
             let nothing =
                 Mods::new().score(none as &dyn ScoreMod).mask(none as &dyn MaskMod).weight(none as &dyn WeightMod);
             assert_same(&what("nothing"), &run_mods(&tensors, exec, &nothing), &plain);

@@ -7,8 +7,8 @@ mod refusals;
 
 use crate::support::{Rng, Tensor, Tensors, assert_close, execs, largest};
 use sdpa::{
-    Alignment, Attention, Error, Exec, Inputs, Int4, KeyScales, KeyValues, KvCache, KvShape, Mods, NoMod, Outputs,
-    Plan, Point, Position, Run, View, ViewMut, WeightMod, Window, Workspace, naive,
+    Alignment, Attention, Error, Exec, Inputs, Int4, KeyScales, KeyValues, KvCache, KvShape, Mods, Outputs, Plan,
+    Point, Position, Run, View, ViewMut, WeightMod, Window, Workspace, naive,
 };
 
 /// Scales of channels that fit unit normal keys, each another.
@@ -243,7 +243,7 @@ fn a_weight_function_sees_weights() {
 
 fn sees_weights(function: impl WeightMod) {
     let t = Tensors::normal([1, 4, 2, 9, 300, 20, 33], 4);
-    let mods = Mods { score: NoMod, mask: NoMod, weight: function };
+    let mods = Mods { score: (), mask: (), weight: function };
     for kind in kinds(2, 20) {
         let (cache, q) = (filled(&t, &kind), quantised(&t.q, &kind, 2));
         let oracle: naive::Answer<f64> =

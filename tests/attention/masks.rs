@@ -365,31 +365,30 @@ fn keys_strewn_over_all_have_the_same_gradients_in_every_form() {
     let mask = Strewn { keys: KEYS, kept };
     let tensors = Tensors::normal([1, 2, 1, ROWS, KEYS, DIM, DIM], 9);
     let attention = Attention::new().align(Alignment::BottomRight);
-    let gradients =
-        |inputs: sdpa::Inputs<'_>, d_out: &[f32], workspace: &mut sdpa::BackwardWorkspace, mods: &Masked<'_>| {
-            let (shape, rows) = ([1, 2, ROWS, DIM], [1, 2, ROWS, 1]);
-            let (mut out, mut lse) = (vec![0.0f32; 2 * ROWS * DIM], vec![0.0f32; 2 * ROWS]);
-            let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).expect("dense"));
-            let outputs = outputs.lse(ViewMut::bhld(&mut lse, rows).expect("dense"));
-            sdpa::attention_with(&attention, inputs, outputs, Run::new().mods(mods)).expect("a good call");
-            let [out, d_out] = [&out[..], d_out].map(|x| sdpa::View::bhld(x, shape).expect("dense"));
-            let saved = sdpa::Saved::new(out, sdpa::View::bhld(&lse, rows).expect("dense"), d_out);
-            let [mut dq, mut dk, mut dv] = [2 * ROWS, KEYS, KEYS].map(|len| vec![f32::NAN; len * DIM]);
-            let written = sdpa::Gradients::new()
-                .q(ViewMut::bhld(&mut dq, shape).expect("dense"))
-                .k(ViewMut::bhld(&mut dk, [1, 1, KEYS, DIM]).expect("dense"))
-                .v(ViewMut::bhld(&mut dv, [1, 1, KEYS, DIM]).expect("dense"));
-            let problem = attention.backward(inputs, saved, written).expect("a good call");
-            let plan = sdpa::BackwardPlan::new(&problem, sdpa::Exec::serial());
-            problem.run_with(&plan, workspace, Run::new().mods(mods)).expect("functions that fit");
-            [dq, dk, dv]
-        };
-    let (mut workspace, none) = (sdpa::BackwardWorkspace::new(), Mods::new().mask(&sdpa::NoMod as &dyn MaskMod));
+    let gradients = |inputs: sdpa::Inputs<'_>, d_out: &[f32], workspace: &mut sdpa::Workspace, mods: &Masked<'_>| {
+        let (shape, rows) = ([1, 2, ROWS, DIM], [1, 2, ROWS, 1]);
+        let (mut out, mut lse) = (vec![0.0f32; 2 * ROWS * DIM], vec![0.0f32; 2 * ROWS]);
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).expect("dense"));
+        let outputs = outputs.lse(ViewMut::bhld(&mut lse, rows).expect("dense"));
+        sdpa::attention_with(&attention, inputs, outputs, Run::new().mods(mods)).expect("a good call");
+        let [out, d_out] = [&out[..], d_out].map(|x| sdpa::View::bhld(x, shape).expect("dense"));
+        let saved = sdpa::Saved::new(out, sdpa::View::bhld(&lse, rows).expect("dense"), d_out);
+        let [mut dq, mut dk, mut dv] = [2 * ROWS, KEYS, KEYS].map(|len| vec![f32::NAN; len * DIM]);
+        let written = sdpa::Gradients::new()
+            .q(ViewMut::bhld(&mut dq, shape).expect("dense"))
+            .k(ViewMut::bhld(&mut dk, [1, 1, KEYS, DIM]).expect("dense"))
+            .v(ViewMut::bhld(&mut dv, [1, 1, KEYS, DIM]).expect("dense"));
+        let problem = attention.backward(inputs, saved, written).expect("a good call");
+        let plan = sdpa::BackwardPlan::new(&problem, sdpa::Exec::serial());
+        problem.run_with(&plan, workspace, Run::new().mods(mods)).expect("functions that fit");
+        [dq, dk, dv]
+    };
+    let (mut workspace, none) = (sdpa::Workspace::new(), Mods::new().mask(&() as &dyn MaskMod));
     let d_out: Vec<f32> = (0..2 * ROWS * DIM).map(|i| (i as f32).sin()).collect();
     // Leaves NaN wherever gradients are computed.
     gradients(tensors.inputs(), &vec![f32::NAN; d_out.len()], &mut workspace, &none);
     let classes = gradients(tensors.inputs(), &d_out, &mut workspace, &Mods::new().mask(&mask as &dyn MaskMod));
-    let mut fresh = sdpa::BackwardWorkspace::new();
+    let mut fresh = sdpa::Workspace::new();
     let tensor = gradients(tensors.inputs().mask(sdpa::Mask::Keep(bytes)), &d_out, &mut fresh, &none);
     let pairs = PairByPair(&mask as &dyn MaskMod);
     let pairs = gradients(tensors.inputs(), &d_out, &mut fresh, &Mods::new().mask(&pairs as &dyn MaskMod));
@@ -397,4 +396,4 @@ fn keys_strewn_over_all_have_the_same_gradients_in_every_form() {
 }
 
 /// A mask chosen at run time.
-type Masked<'a> = Mods<sdpa::NoMod, &'a dyn MaskMod>;
+type Masked<'a> = Mods<(), &'a dyn MaskMod>;

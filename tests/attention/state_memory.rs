@@ -1,6 +1,9 @@
-//! Memory that a finished state leaves to the next one: no number in it shows.
+//! Memory that a finished state or a call leaves to the next one: no number in it shows.
 
-use sdpa::{Alignment, Attention, AttnState, Exec, Inputs, Outputs, StateMemory, View, ViewMut, Window};
+use sdpa::{
+    Alignment, Attention, AttnState, BackwardPlan, Exec, Gradients, Inputs, Outputs, Plan, Saved, View, ViewMut,
+    Window, Workspace,
+};
 
 const HEADS: usize = 2;
 const ROWS: usize = 100;
@@ -33,11 +36,24 @@ fn read(state: &mut AttnState<'_>) -> Vec<u32> {
     results.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Memory of a state that has seen keys.
-fn used(inputs: Inputs<'_>, [k, v]: [View<'_>; 2]) -> StateMemory {
+/// Memory of a state that has seen keys, which a forward and a backward call have used too.
+fn used(inputs: Inputs<'_>, [k, v]: [View<'_>; 2]) -> Workspace {
     let mut state = AttnState::from_inputs(Attention::new(), inputs, Exec::serial()).unwrap();
     state.push(k, v).unwrap();
-    state.finish(views(&mut empty())).unwrap()
+    let mut workspace = state.finish(views(&mut empty())).unwrap();
+    let mut results = empty();
+    let problem = Attention::new().problem(inputs, views(&mut results)).unwrap();
+    let plan = Plan::new(&problem, Exec::serial());
+    problem.run(&plan, &mut workspace);
+    let (out, lse) = results.split_at(HEADS * ROWS * VALUE_DIM);
+    let out = View::bhld(out, [1, HEADS, ROWS, VALUE_DIM]).unwrap();
+    let saved = Saved::new(out, View::bhl(lse, [1, HEADS, ROWS]).unwrap(), out);
+    let problem = Attention::new().backward(inputs, saved, Gradients::new()).unwrap();
+    let plan = BackwardPlan::new(&problem, Exec::serial());
+    let before = workspace.bytes();
+    problem.run(&plan, &mut workspace).unwrap();
+    assert!(workspace.bytes() > before);
+    workspace
 }
 
 #[test]
@@ -61,7 +77,7 @@ fn a_state_in_used_memory_has_the_bits_of_one_call_however_keys_are_pushed_or_st
         state.push(k.rows(keys.clone()).unwrap(), v.rows(keys).unwrap()).unwrap();
     };
     for is_used in [false, true] {
-        let memory = || if is_used { used(inputs, [k, v]) } else { StateMemory::new() };
+        let memory = || if is_used { used(inputs, [k, v]) } else { Workspace::new() };
         let mut parts = state(causal, memory());
         assert_eq!(read(&mut parts), nothing);
         for keys in [0..7, 7..300, 300..556, 556..600] {

@@ -107,7 +107,7 @@ impl Draft {
             append_tokens(&mut cache, 0, &picked(&self.tokens, &columns[n..n + 1]));
         }
         let q = self.q.rows(token..token + 1);
-        self.run(Inputs::cached(q.view(), &cache), &[token], &columns, exec, sdpa::NoMod)
+        self.run(Inputs::cached(q.view(), &cache), &[token], &columns, exec, ())
     }
 
     /// Asserts that each row of a call over the whole tree is what decoding its path gives; the same bits where the path is
@@ -227,7 +227,7 @@ fn a_tree_in_a_call_that_measures_distances_is_refused_and_nothing_written() {
                 assert!(memory.iter().all(|&x| x == 42.0), "way {way}");
             }
             assert_eq!(naive::answer::<f64, _, _, _>(&attention, &inputs, &mods).unwrap_err(), refused);
-            let gradients = naive::gradients_with::<f64, _, _, _>(&attention, &inputs, x.view(), None, &mods);
+            let gradients = naive::gradients::<f64, _, _, _>(&attention, &inputs, x.view(), None, &mods);
             assert_eq!(gradients.unwrap_err(), refused);
         }
         let documents = Mods::new().mask(Documents::by_ends(&[2, 4]).expect("in order"));

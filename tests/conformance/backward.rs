@@ -3,7 +3,7 @@
 
 use crate::cases::{Case, Outcome, Tolerance, run_all};
 use crate::options::{Call, dense, floats, needed};
-use sdpa::{Exec, Gradients, Isa, Saved, View, ViewMut, naive};
+use sdpa::{Exec, Gradients, Isa, Mods, Saved, View, ViewMut, naive};
 
 /// Answers are in `f64`; the fused path works in `f32`, on sums over rows as well as over keys.
 const TOLERANCE: Tolerance = Tolerance { rtol: 1e-5, atol: 1e-5 };
@@ -23,7 +23,8 @@ fn run(case: &Case) -> Result<Outcome, String> {
     let (d_out, d_lse) = (needed(case, "d_out")?, floats(case, "d_lse")?);
     let d_lse = d_lse.as_ref().map(|(d_lse, _)| rows(d_lse, &call)).transpose()?;
     let inputs = call.inputs()?;
-    let oracle = naive::gradients::<f64>(&call.attention, &inputs, dense(&d_out)?, d_lse).map_err(|e| e.to_string())?;
+    let oracle = naive::gradients::<f64, _, _, _>(&call.attention, &inputs, dense(&d_out)?, d_lse, &Mods::new())
+        .map_err(|e| e.to_string())?;
     let naive::Gradient { q, k, v, bias, sinks, slopes, .. } = oracle;
     check(case, "oracle", &[q, k, v, bias, sinks, slopes], ORACLE)?;
     let mut worst = 0.0f64;

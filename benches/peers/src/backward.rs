@@ -14,7 +14,7 @@ use crate::session::{Session, Task, Workers};
 use crate::support::{self, Workload};
 use crate::table::{self, Report, Work, aligned};
 use rayon::prelude::*;
-use sdpa::{Inputs, Shape, View, naive};
+use sdpa::{Inputs, Mods, Shape, View, naive};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -164,7 +164,7 @@ impl Tensors {
             part(v, [1, kv_len, value_dim])?,
         );
         let d_out = part(&self.d_out, [group, q_len, value_dim])?;
-        let gradient = naive::gradients::<f64>(&workload.attention(), &inputs, d_out, None)?;
+        let gradient = naive::gradients::<f64, _, _, _>(&workload.attention(), &inputs, d_out, None, &Mods::new())?;
         Ok([gradient.q, gradient.k, gradient.v])
     }
 }

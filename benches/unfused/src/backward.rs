@@ -228,7 +228,7 @@ impl Products<'_> {
 mod tests {
     use super::*;
     use crate::tests::{SIZES, fill};
-    use sdpa::{Alignment, Outputs, Shape, ViewMut, Window, naive};
+    use sdpa::{Alignment, Mods, Outputs, Shape, ViewMut, Window, naive};
 
     /// Holds all gradients against the oracle's, written in the layout batch-heads-rows-dim or batch-rows-heads-dim.
     fn check(options: &Attention, tensors: &[Vec<f32>; 4], shape: Shape, exec: Exec) {
@@ -239,7 +239,7 @@ mod tests {
         let inputs = Inputs::new(view(0), view(1), view(2));
         let d_lse = fill(b * h * q_len, 5);
         let d_lse = View::bhld(&d_lse, of_rows).unwrap();
-        let expected = naive::gradients::<f64>(options, &inputs, view(3), Some(d_lse)).unwrap();
+        let expected = naive::gradients::<f64, _, _, _>(options, &inputs, view(3), Some(d_lse), &Mods::new()).unwrap();
         let (mut out, mut lse) = (vec![9.0; of_out.iter().product()], vec![9.0; b * h * q_len]);
         let outputs = Outputs::new(ViewMut::bhld(&mut out, of_out).unwrap());
         let outputs = outputs.lse(ViewMut::bhld(&mut lse, of_rows).unwrap());

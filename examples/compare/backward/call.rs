@@ -7,8 +7,8 @@ use crate::output::Named;
 use crate::paths::{Method, Path};
 use crate::settings::Settings;
 use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut,
-    Workspace, naive,
+    Attention, BackwardPlan, Exec, Gradients, Inputs, Mods, Outputs, Plan, Saved, Shape, View, ViewMut, Workspace,
+    naive,
 };
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -56,7 +56,6 @@ pub(super) struct Call<'a> {
     pub(super) gradient: Gradient,
     bias: [usize; 4],
     workspace: Workspace,
-    backward: BackwardWorkspace,
 }
 
 impl<'a> Call<'a> {
@@ -90,7 +89,6 @@ impl<'a> Call<'a> {
             gradient,
             bias: tensors.bias.as_ref().map_or([0; 4], |bias| bias.shape),
             workspace: Workspace::new(),
-            backward: BackwardWorkspace::new(),
         };
         // Says whether everything goes together, before anything takes time.
         let saved =
@@ -134,7 +132,7 @@ impl<'a> Call<'a> {
 
     /// Returns the gradients of the plain passes, in `f32` or `f64`.
     pub(super) fn naive<T: naive::Real>(&self) -> Result<Gradient<T>> {
-        let gradient = naive::gradients(&self.attention, &self.inputs, self.d_out, self.d_lse)?;
+        let gradient = naive::gradients(&self.attention, &self.inputs, self.d_out, self.d_lse, &Mods::new())?;
         let naive::Gradient { q, k, v, bias, mut sinks, mut slopes, .. } = gradient;
         sinks.truncate(self.gradient.sinks.len());
         slopes.truncate(self.gradient.slopes.len());
@@ -202,7 +200,7 @@ impl<'a> Call<'a> {
         }
         let problem = self.attention.backward(self.inputs, saved, gradients)?;
         let plan = BackwardPlan::new(&problem, path.exec());
-        Ok(problem.run(&plan, &mut self.backward)?)
+        Ok(problem.run(&plan, &mut self.workspace)?)
     }
 
     /// Shapes of q, k and v.

@@ -6,7 +6,7 @@ use crate::options::Case;
 use crate::options::elements::SHORT;
 use crate::options::mods::{Functions, Keep, Score};
 use crate::support::{LAYOUTS, Rng, Tensor, assert_same_bits, execs};
-use sdpa::{BackwardWorkspace, Dropout, Exec, Isa};
+use sdpa::{Dropout, Exec, Isa, Workspace};
 
 /// Sizes with several key blocks and row blocks.
 const SIZES: [[usize; 7]; 4] =
@@ -38,7 +38,7 @@ fn threads_and_instruction_sets_do_not_show() {
             if isa.has_fma() {
                 first.get_or_insert_with(|| alone.clone()).same(&format!("{what}, {isa}"), &alone);
             }
-            let mut workspace = BackwardWorkspace::new();
+            let mut workspace = Workspace::new();
             for pool in &pools {
                 let threads = pool.current_num_threads();
                 let together = pool.install(|| back.run_in(exec.threads(threads), &mut workspace));
@@ -134,7 +134,7 @@ fn a_warm_call_allocates_nothing() {
     let case = Case { functions, ..Case::plain(&mut rng, [2, 4, 2, 150, 300, 32, 32]) };
     let back = Back::of(&mut rng, case);
     let [out, lse] = back.forward(Exec::serial());
-    let (mut full, mut workspace) = (back.run(Exec::serial()), BackwardWorkspace::new());
+    let (mut full, mut workspace) = (back.run(Exec::serial()), Workspace::new());
     for isa in Isa::available() {
         let exec = Exec::serial().isa(isa);
         back.run_into(exec, [&out, &lse], &mut full, &mut workspace);

@@ -4,7 +4,7 @@
 use super::support::Back;
 use crate::options::Case;
 use crate::support::{Rng, Tensor, execs};
-use sdpa::{BackwardWorkspace, Window};
+use sdpa::{Window, Workspace};
 
 /// The score of the only key does not change the output.
 #[test]
@@ -90,7 +90,7 @@ fn keys_may_be_spread_over_calls() {
                 let case = Case { k: part(&back.case.k), v: part(&back.case.v), ..back.case.clone() };
                 let part = Back { case, ..back.clone() };
                 let mut full = part.unwritten();
-                part.run_into(exec, [&out, &lse], &mut full, &mut BackwardWorkspace::new());
+                part.run_into(exec, [&out, &lse], &mut full, &mut Workspace::new());
                 full
             });
             let sum = |at: usize| parts[0].q.data[at] + parts[1].q.data[at];

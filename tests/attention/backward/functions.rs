@@ -7,8 +7,8 @@ use crate::options::mods::{Functions, Keep, Place, Score, ScoreFn};
 use crate::support::{Rng, Tensor, UNWRITTEN, execs};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use sdpa::{
-    Alignment, Attention, BackwardPlan, BackwardWorkspace, CurrentPool, Error, Exec, Executor, Gradients, Inputs,
-    MaskMod, Mods, NoMod, Outputs, Position, Run, Saved, ScoreMod, View, ViewMut, WeightMod, WithDerivative, naive,
+    Alignment, Attention, BackwardPlan, CurrentPool, Error, Exec, Executor, Gradients, Inputs, MaskMod, Mods, Outputs,
+    Position, Run, Saved, ScoreMod, View, ViewMut, WeightMod, WithDerivative, Workspace, naive,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ fn gradients<S: ScoreMod, M: MaskMod, P: WeightMod>(
     saved: [&Tensor; 2],
 ) -> Full {
     let mut full = back.unwritten();
-    back.run_as_mods(exec, saved, &mut full, &mut BackwardWorkspace::new(), mods).expect("a good call");
+    back.run_as_mods(exec, saved, &mut full, &mut Workspace::new(), mods).expect("a good call");
     full
 }
 
@@ -59,7 +59,7 @@ fn pointers_and_closures_have_the_same_bits() {
         let of_closures = gradients(&back, exec, &closures, saved);
         same("closures", Full { parameters: expected.parameters.clone(), ..of_closures });
         let mods = Mods::new().score(&bent as &dyn ScoreMod).mask(&keep as &dyn MaskMod);
-        same("references", gradients(&back, exec, &mods.weight(&NoMod as &dyn WeightMod), saved));
+        same("references", gradients(&back, exec, &mods.weight(&() as &dyn WeightMod), saved));
         let score: Box<dyn ScoreMod> = Box::new(bent);
         same(
             "boxes",
@@ -112,7 +112,7 @@ fn functions_without_derivatives_are_refused() {
                     .unwrap_err();
             assert_eq!(error.to_string(), expected);
             assert!(dq.iter().all(|x| x.to_bits() == UNWRITTEN), "{expected}");
-            let oracle = naive::gradients_with::<f64, _, _, _>(&Attention::new(), &inputs, view, None, &mods);
+            let oracle = naive::gradients::<f64, _, _, _>(&Attention::new(), &inputs, view, None, &mods);
             assert_eq!(oracle.unwrap_err(), error);
         };
     }
@@ -143,7 +143,7 @@ fn a_panic_leaves_the_workspace_in_order() {
     for (isa, exec) in execs() {
         let (expected, [out, lse]) = (back.run(exec), back.forward(exec));
         for threads in [1, 2] {
-            let (mut workspace, exec) = (BackwardWorkspace::new(), exec.threads(threads));
+            let (mut workspace, exec) = (Workspace::new(), exec.threads(threads));
             for late in [false, true] {
                 let derivative = move |s: f32, at: Position| {
                     if at.key == 299 && at.row == 129 || !late && at.row == 100 {
@@ -184,7 +184,7 @@ fn every_way_to_run_has_the_same_bits() {
             continue;
         }
         let problem = attention.backward(inputs, saved, gradients).unwrap();
-        let (plan, mut workspace) = (BackwardPlan::new(&problem, Exec::default()), BackwardWorkspace::new());
+        let (plan, mut workspace) = (BackwardPlan::new(&problem, Exec::default()), Workspace::new());
         match way {
             1 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods)),
             2 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods).executor(&CurrentPool)),
@@ -209,7 +209,7 @@ fn a_backward_call_that_is_stopped_says_so() {
     sdpa::attention(&attention, inputs, outputs).unwrap();
     let saved = Saved::new(View::bhld(&out, shape).unwrap(), View::bhld(&lse, rows).unwrap(), view);
     for (threads, executor) in [(1, &CurrentPool as &dyn Executor), (2, &Scoped(2))] {
-        let mut workspace = BackwardWorkspace::new();
+        let mut workspace = Workspace::new();
         let mut run = |run: Run<'_>| {
             let mut all = [(); 3].map(|()| vec![f32::NAN; len]);
             let [dq, dk, dv] = all.each_mut().map(|x| ViewMut::bhld(x, shape).unwrap());

@@ -4,8 +4,8 @@ use super::oracle::error;
 use crate::options::Case;
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits, execs};
 use sdpa::{
-    Alignment, Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Mods, Outputs, Position, Run,
-    Saved, ScoreMod, View, ViewMut, naive,
+    Alignment, Attention, BackwardPlan, Exec, Gradients, Inputs, Mods, Outputs, Position, Run, Saved, ScoreMod, View,
+    ViewMut, Workspace, naive,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -86,11 +86,11 @@ impl Call {
 
     fn gradient(&self, exec: Exec) -> Vec<f32> {
         let mut gradient = vec![f32::from_bits(UNWRITTEN); self.score.parameters()];
-        self.run(exec, &self.score, &mut BackwardWorkspace::new(), Gradients::new().parameters(&mut gradient));
+        self.run(exec, &self.score, &mut Workspace::new(), Gradients::new().parameters(&mut gradient));
         gradient
     }
 
-    fn run<S: ScoreMod>(&self, exec: Exec, score: &S, workspace: &mut BackwardWorkspace, gradients: Gradients<'_>) {
+    fn run<S: ScoreMod>(&self, exec: Exec, score: &S, workspace: &mut Workspace, gradients: Gradients<'_>) {
         let [out, lse] = self.forward(self.case.inputs(), &self.score, exec);
         let saved = Saved::new(out.view(), lse.view(), self.d_out.view());
         let problem = self.case.attention().backward(self.case.inputs(), saved, gradients).unwrap();
@@ -101,7 +101,7 @@ impl Call {
     fn oracle<T: naive::Real>(&self) -> Vec<T> {
         let mods = Mods::new().score(self.score.clone());
         let (attention, inputs) = (self.case.attention(), self.case.inputs());
-        naive::gradients_with::<T, _, _, _>(&attention, &inputs, self.d_out.view(), None, &mods).unwrap().parameters
+        naive::gradients::<T, _, _, _>(&attention, &inputs, self.d_out.view(), None, &mods).unwrap().parameters
     }
 
     /// Σ out·d_out with a parameter moved.
@@ -207,7 +207,7 @@ fn gradients_in_other_than_all_parameters_are_refused() {
     let learned = Learned::random(2, &mut Rng::new(1));
     let none = sdpa::WithDerivative::new(|s: f32, _: Position| s, |_, _: Position| 1.0);
     let of = "dparameters: length is 11, but the score function (ScoreMod::parameters) has";
-    for (score, has) in [(&learned as &dyn ScoreMod, 10), (&none, 0), (&sdpa::NoMod, 0)] {
+    for (score, has) in [(&learned as &dyn ScoreMod, 10), (&none, 0), (&(), 0)] {
         let (mods, gradients) = (Mods::new().score(score), Gradients::new().parameters(&mut written));
         let run = Run::new().mods(&mods);
         let error = sdpa::attention_backward_with(&Attention::new(), inputs, saved, gradients, run).unwrap_err();
@@ -248,7 +248,7 @@ fn a_parameter_that_is_not_there_is_a_panic_and_the_workspace_serves_others() {
     for (isa, exec) in execs() {
         let expected = call.gradient(exec);
         for exec in [exec, exec.threads(2)] {
-            let (mut gradient, mut workspace) = (vec![f32::NAN; call.score.parameters()], BackwardWorkspace::new());
+            let (mut gradient, mut workspace) = (vec![f32::NAN; call.score.parameters()], Workspace::new());
             let hostile = Hostile(call.score.clone());
             let gradients = Gradients::new().parameters(&mut gradient);
             let run = AssertUnwindSafe(|| pool.install(|| call.run(exec, &hostile, &mut workspace, gradients)));

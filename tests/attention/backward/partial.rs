@@ -4,7 +4,7 @@ use super::oracle::check;
 use super::support::{Back, Full};
 use crate::options::Case;
 use crate::support::{Rng, Tensor, assert_same_bits, execs, fewer};
-use sdpa::BackwardWorkspace;
+use sdpa::Workspace;
 
 /// A random case; several sequences are mostly of different lengths.
 fn random(rng: &mut Rng, seed: u64) -> Back {
@@ -49,7 +49,7 @@ fn threads_do_not_show_in_the_gradient_of_a_shared_suffix() {
         let back = Back::of(&mut rng, case);
         for (isa, exec) in execs() {
             let alone = back.run(exec).bias;
-            let together = pool.install(|| back.run_in(exec.threads(3), &mut BackwardWorkspace::new())).bias;
+            let together = pool.install(|| back.run_in(exec.threads(3), &mut Workspace::new())).bias;
             assert_same_bits(&format!("seed {seed}, {isa}"), &together, &alone);
         }
     }

@@ -5,8 +5,8 @@ use crate::options::elements::{Elements, Rounded};
 use crate::options::mods::{PARAMETERS, with_mods};
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits};
 use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Dropout, Dtype, Error, Exec, Gradients, MaskMod, Mods, Outputs, Run,
-    Saved, ScoreMod, ViewMut, WeightMod, naive,
+    Attention, BackwardPlan, Dropout, Dtype, Error, Exec, Gradients, MaskMod, Mods, Outputs, Run, Saved, ScoreMod,
+    ViewMut, WeightMod, Workspace, naive,
 };
 
 /// A case without a weight function, with gradients of its output and log-sum-exp.
@@ -100,11 +100,11 @@ impl Back {
     }
 
     pub(super) fn run(&self, exec: Exec) -> Full {
-        self.run_in(exec, &mut BackwardWorkspace::new())
+        self.run_in(exec, &mut Workspace::new())
     }
 
     /// Every gradient, in a workspace that others may have used.
-    pub(super) fn run_in(&self, exec: Exec, workspace: &mut BackwardWorkspace) -> Full {
+    pub(super) fn run_in(&self, exec: Exec, workspace: &mut Workspace) -> Full {
         let [out, lse] = self.forward(exec);
         let mut full = self.unwritten();
         self.run_into(exec, [&out, &lse], &mut full, workspace);
@@ -112,13 +112,7 @@ impl Back {
     }
 
     /// Runs on given memory and saved results.
-    pub(super) fn run_into(
-        &self,
-        exec: Exec,
-        [out, lse]: [&Tensor; 2],
-        full: &mut Full,
-        workspace: &mut BackwardWorkspace,
-    ) {
+    pub(super) fn run_into(&self, exec: Exec, [out, lse]: [&Tensor; 2], full: &mut Full, workspace: &mut Workspace) {
         with_mods!(self.case, |mods| self.run_as_mods(exec, [out, lse], full, workspace, &mods)).expect("memory");
     }
 
@@ -128,7 +122,7 @@ impl Back {
         exec: Exec,
         [out, lse]: [&Tensor; 2],
         full: &mut Full,
-        workspace: &mut BackwardWorkspace,
+        workspace: &mut Workspace,
         mods: &Mods<S, M, P>,
     ) -> Result<(), Error> {
         let mut saved = Saved::new(out.view(), lse.view(), self.d_out.view());
@@ -162,7 +156,7 @@ impl Back {
         let d_lse = self.d_lse.as_ref().map(Tensor::view);
         let (attention, inputs) = (self.attention(), self.case.inputs());
         let gradient =
-            with_mods!(self.case, |mods| naive::gradients_with(&attention, &inputs, self.d_out.view(), d_lse, &mods));
+            with_mods!(self.case, |mods| naive::gradients(&attention, &inputs, self.d_out.view(), d_lse, &mods));
         let naive::Gradient { q, k, v, bias, sinks, slopes, scale, parameters } = gradient.expect("a good call");
         let sinks = if self.case.sinks.is_some() { sinks } else { Vec::new() };
         let slopes = if self.case.alibi.is_some() { slopes } else { Vec::new() };

@@ -4,7 +4,7 @@ use super::support::Back;
 use crate::options::Wanted;
 use crate::support::{Tensor, UNWRITTEN, execs};
 use crate::written::{cases, check};
-use sdpa::{Attention, BackwardPlan, BackwardWorkspace, Error, Exec, Gradients, Inputs, Isa, Saved, View, ViewMut};
+use sdpa::{Attention, BackwardPlan, Error, Exec, Gradients, Inputs, Isa, Saved, View, ViewMut, Workspace};
 
 #[test]
 fn every_gradient_is_written_whatever_the_sizes() {
@@ -50,7 +50,7 @@ fn a_bias_without_columns_has_a_gradient_of_no_elements() {
         let gradients = Gradients::new().q(ViewMut::bhld(&mut dq, [1, 2, 3, 4]).unwrap()).bias(bias);
         let problem = Attention::new().backward(inputs, saved, gradients).unwrap();
         let plan = BackwardPlan::new(&problem, exec);
-        problem.run(&plan, &mut BackwardWorkspace::new()).unwrap();
+        problem.run(&plan, &mut Workspace::new()).unwrap();
         assert_eq!(dq, [0.0; 24], "{isa}");
     }
 }

@@ -3,9 +3,9 @@
 use super::pools::Recorded;
 use crate::support::{Answer, Tensors, assert_same, outputs, unwritten};
 use sdpa::{
-    Attention, AttnState, BackwardPlan, BackwardState, BackwardWorkspace, BlockStates, Exec, Executor, Gradients,
-    Inputs, KeyGradientShape, KeyGradientSums, Mods, Outputs, Plan, Position, RowStates, Run, Saved, ThreadPool,
-    ViewMut, Workspace,
+    Attention, AttnState, BackwardPlan, BackwardState, BlockStates, Exec, Executor, Gradients, Inputs,
+    KeyGradientShape, KeyGradientSums, Mods, Outputs, Plan, Position, RowStates, Run, Saved, ThreadPool, ViewMut,
+    Workspace,
 };
 
 const SIZES: [usize; 7] = [1, 4, 4, 210, 600, 20, 33];
@@ -191,7 +191,7 @@ fn warm_backward_calls_on_a_pool_allocate_nothing() {
     let (tensors, pool) = (Tensors::normal(SIZES, 23), ThreadPool::new(3).unwrap());
     let mut answer = unwritten(&tensors.inputs());
     let saved = saved(&tensors, &mut answer);
-    let (mut workspace, mut dq) = (BackwardWorkspace::new(), vec![0.0; 4 * 210 * 20]);
+    let (mut workspace, mut dq) = (Workspace::new(), vec![0.0; 4 * 210 * 20]);
     let mut call = || {
         let gradients = Gradients::new().q(ViewMut::bhld(&mut dq, [1, 4, 210, 20]).unwrap());
         let problem = Attention::new().backward(tensors.inputs(), saved, gradients).unwrap();

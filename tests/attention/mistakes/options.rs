@@ -161,7 +161,7 @@ pub(super) fn ragged() -> Vec<Mistake> {
 
 /// Backward calls with something that has no derivative.
 pub(super) fn backward() -> Vec<Mistake> {
-    fn outcome_of<S: ScoreMod, P: WeightMod>(inputs: Inputs<'_>, mods: &Mods<S, sdpa::NoMod, P>) -> String {
+    fn outcome_of<S: ScoreMod, P: WeightMod>(inputs: Inputs<'_>, mods: &Mods<S, (), P>) -> String {
         let (mut dq, rows) = ([42.0f32; 4 * 3 * 6 * 2], floats([2, 4, 3, 1]));
         let gradients = Gradients::new().q(ViewMut::bhld(&mut dq, Q).expect("dense"));
         let saved = Saved::new(floats(OUT), rows, floats(OUT));

@@ -2,7 +2,7 @@
 
 use super::{ACCEPTED, Mistake, OUT, bytes, call, floats, good, mistake, outcome};
 use core::num::NonZeroUsize;
-use sdpa::{Alignment, Attention, Inputs, KvCache, KvShape, Mask, Window, naive};
+use sdpa::{Alignment, Attention, Inputs, KvCache, KvShape, Mask, Mods, Window, naive};
 
 pub(super) fn mistakes() -> Vec<Mistake> {
     let plain = Attention::new();
@@ -48,6 +48,10 @@ fn refused(number: usize, what: &'static str, attention: Attention, inputs: Inpu
     assert_ne!(expected, ACCEPTED, "{what}");
     let got = oracle(attention, inputs);
     assert_eq!(outcome(naive::attention(&attention, &inputs)), got, "{what}");
-    assert_eq!(outcome(naive::gradients::<f64>(&attention, &inputs, floats(out), None)), got, "{what}");
+    assert_eq!(
+        outcome(naive::gradients::<f64, _, _, _>(&attention, &inputs, floats(out), None, &Mods::new())),
+        got,
+        "{what}"
+    );
     mistake(number, what, got, expected)
 }

@@ -16,8 +16,8 @@ use crate::fuzzer::poison;
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::stage::Stage;
 use sdpa::{
-    BackwardPlan, BackwardWorkspace, CurrentPool, Dtype, Error, Exec, Executor, Gradients, Isa, Mods, Precision, Run,
-    Saved, TensorMut, naive,
+    BackwardPlan, CurrentPool, Dtype, Error, Exec, Executor, Gradients, Isa, Mods, Precision, Run, Saved, TensorMut,
+    Workspace, naive,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -49,11 +49,11 @@ struct How<'a> {
     exec: Exec<'a>,
     fuse: Option<&'a Fuse>,
     executor: &'a (dyn Executor + Sync),
-    workspace: &'a mut BackwardWorkspace,
+    workspace: &'a mut Workspace,
 }
 
 impl<'a> How<'a> {
-    fn new(exec: Exec<'a>, workspace: &'a mut BackwardWorkspace) -> Self {
+    fn new(exec: Exec<'a>, workspace: &'a mut Workspace) -> Self {
         Self { exec, fuse: None, executor: &CurrentPool, workspace }
     }
 }
@@ -93,7 +93,7 @@ pub(crate) fn check_case(rng: &mut Rng, case: Case) {
 pub(crate) fn check_on(rng: &mut Rng, case: Case, executor: &(dyn Executor + Sync)) {
     let back = Back::draw(rng, case).or_in_parameters(rng);
     back.describing(|| {
-        let mut workspace = BackwardWorkspace::new();
+        let mut workspace = Workspace::new();
         let expected = back.run(rng, "one thread", How::new(Exec::serial(), &mut workspace));
         for _ in 0..2 {
             let how = How { executor, ..How::new(Exec::on(executor), &mut workspace) };
@@ -154,7 +154,7 @@ impl Back {
     }
 
     fn check(&self, rng: &mut Rng) {
-        let (mut first, mut workspace): (Option<All>, _) = (None, BackwardWorkspace::new());
+        let (mut first, mut workspace): (Option<All>, _) = (None, Workspace::new());
         let oracle = self.is_tame().then(|| (self.oracle::<f64>(), self.oracle::<f32>()));
         for isa in Isa::available() {
             let what = format!("gradients, {isa}");
@@ -189,7 +189,7 @@ impl Back {
     }
 
     /// A function that panics: nothing beside the gradients is written, and the next call is right.
-    fn panics(&self, rng: &mut Rng, exec: Exec, workspace: &mut BackwardWorkspace, expected: &All) {
+    fn panics(&self, rng: &mut Rng, exec: Exec, workspace: &mut Workspace, expected: &All) {
         let part = rng.pick(&[Part::Score, Part::Derivative, Part::Keep, Part::Class]);
         let (most, threads) = (rng.pick(&[1, 10, 300, 10_000]), rng.pick(&[1, 2]));
         let fuse = Fuse::new(part, rng.below(most));
@@ -206,7 +206,7 @@ impl Back {
 
     /// Forward and backward.
     pub(super) fn gradients(&self, rng: &mut Rng, what: &str, exec: Exec) -> All {
-        self.run(rng, what, How::new(exec, &mut BackwardWorkspace::new()))
+        self.run(rng, what, How::new(exec, &mut Workspace::new()))
     }
 
     /// Forward and backward in guarded memory, each time in other layouts.
@@ -345,11 +345,11 @@ impl Back {
         let score = functions.score.map(|function| Bound { function, origin, fuse });
         let mask = functions.mask.map(|function| Bound { function, origin, fuse });
         let gradient = match (score, mask) {
-            (None, None) => naive::gradients(&attention, &inputs, d_out, d_lse),
-            (Some(score), None) => naive::gradients_with(&attention, &inputs, d_out, d_lse, &none.score(score)),
-            (None, Some(mask)) => naive::gradients_with(&attention, &inputs, d_out, d_lse, &none.mask(mask)),
+            (None, None) => naive::gradients(&attention, &inputs, d_out, d_lse, &none),
+            (Some(score), None) => naive::gradients(&attention, &inputs, d_out, d_lse, &none.score(score)),
+            (None, Some(mask)) => naive::gradients(&attention, &inputs, d_out, d_lse, &none.mask(mask)),
             (Some(score), Some(mask)) => {
-                naive::gradients_with(&attention, &inputs, d_out, d_lse, &none.score(score).mask(mask))
+                naive::gradients(&attention, &inputs, d_out, d_lse, &none.score(score).mask(mask))
             }
         };
         let naive::Gradient { q, k, v, bias, sinks, slopes, scale, parameters } = gradient.expect("a good call");

@@ -6,10 +6,7 @@ use crate::elements::{Data, Elements};
 use crate::failure::Result;
 use crate::peer::{OURS, Peer, exec};
 use crate::rounded::Qkv;
-use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut,
-    Workspace,
-};
+use sdpa::{Attention, BackwardPlan, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut, Workspace};
 use std::hint::black_box;
 
 /// Which passes.
@@ -27,7 +24,7 @@ pub(super) struct Ours {
     way: Way,
     ready: Option<Ready>,
     workspace: Workspace,
-    backward: BackwardWorkspace,
+    backward: Workspace,
 }
 
 /// Tensors, and room for results and gradients.
@@ -58,7 +55,7 @@ impl Ours {
     }
 
     fn new(way: Way) -> Self {
-        Self { way, ready: None, workspace: Workspace::new(), backward: BackwardWorkspace::new() }
+        Self { way, ready: None, workspace: Workspace::new(), backward: Workspace::new() }
     }
 }
 

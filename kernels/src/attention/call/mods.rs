@@ -120,7 +120,7 @@ pub trait ScoreMod: Send + Sync {
     fn parameter_derivatives(&self, score: f32, at: Position, add: &mut dyn FnMut(usize, f32)) {
         let _ = (score, at, add);
     }
-    /// Returns false for [`NoMod`] alone: its pass is not made.
+    /// Returns false for `()` alone, which is no function: its pass is not made.
     #[doc(hidden)]
     fn is_given(&self) -> bool {
         true
@@ -194,7 +194,7 @@ pub trait MaskMod: Send + Sync {
     {
         Not(self)
     }
-    /// Returns false for [`NoMod`] alone: its pass is not made.
+    /// Returns false for `()` alone, which is no function: its pass is not made.
     #[doc(hidden)]
     fn is_given(&self) -> bool {
         true
@@ -242,7 +242,7 @@ where
 pub trait WeightMod: Send + Sync {
     /// Returns the new weight.
     fn weight(&self, weight: f32, at: Position) -> f32;
-    /// Returns false for [`NoMod`] alone: its pass is not made.
+    /// Returns false for `()` alone, which is no function: its pass is not made.
     #[doc(hidden)]
     fn is_given(&self) -> bool {
         true
@@ -270,11 +270,8 @@ impl<F: Fn(f32, Position) -> f32 + Send + Sync> WeightMod for F {
     }
 }
 
-/// Placeholder for no function: leaves scores, visibility and weights unchanged.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoMod;
-
-impl ScoreMod for NoMod {
+/// No function: leaves scores unchanged.
+impl ScoreMod for () {
     fn score(&self, score: f32, at: Position) -> f32 {
         let _ = at;
         score
@@ -284,7 +281,8 @@ impl ScoreMod for NoMod {
     }
 }
 
-impl MaskMod for NoMod {
+/// No function: leaves visibility unchanged.
+impl MaskMod for () {
     fn keep(&self, at: Position) -> bool {
         let _ = at;
         true
@@ -298,7 +296,8 @@ impl MaskMod for NoMod {
     }
 }
 
-impl WeightMod for NoMod {
+/// No function: leaves weights unchanged.
+impl WeightMod for () {
     fn weight(&self, weight: f32, at: Position) -> f32 {
         let _ = at;
         weight
@@ -308,10 +307,10 @@ impl WeightMod for NoMod {
     }
 }
 
-/// Functions of scores, positions and weights. The fused pass calls them for a row and several neighbouring keys at a
+/// Functions of scores, positions and weights, or `()` where there is none. The fused pass calls them for a row and several neighbouring keys at a
 /// time.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Mods<S = NoMod, M = NoMod, P = NoMod> {
+pub struct Mods<S = (), M = (), P = ()> {
     /// Score function.
     pub score: S,
     /// Mask function.
@@ -323,7 +322,7 @@ pub struct Mods<S = NoMod, M = NoMod, P = NoMod> {
 impl Mods {
     /// Creates a set without functions.
     pub const fn new() -> Self {
-        Self { score: NoMod, mask: NoMod, weight: NoMod }
+        Self { score: (), mask: (), weight: () }
     }
 }
 

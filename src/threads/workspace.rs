@@ -1,0 +1,59 @@
+//! Memory that calls leave to the next ones.
+
+use crate::threads::workers;
+use sdpa_kernels::{BackwardMemory, BackwardScratch, Partials, Scratch};
+use std::sync::Mutex;
+
+/// Reusable memory of calls, forward and backward, and of states ([`AttnState::finish`](crate::AttnState::finish)). It grows to the
+/// largest so far and is kept: memory that is new costs the time of its first touch.
+///
+/// A second run of the same plan with the same workspace allocates nothing.
+///
+/// ```
+/// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut, Workspace};
+/// let (x, mut out, mut workspace, mut plan) = ([0.5; 3 * 4], [0.0; 3 * 4], Workspace::new(), None);
+/// for _ in 0..10 {
+///     let x = View::bhld(&x, [1, 1, 3, 4])?;
+///     let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?);
+///     let problem = Attention::new().problem(Inputs::new(x, x, x), outputs)?;
+///     let plan = *plan.get_or_insert_with(|| Plan::new(&problem, Exec::serial())); // made once, kept
+///     problem.run(&plan, &mut workspace); // allocates the first time only
+/// }
+/// assert!(workspace.bytes() > 0);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Workspace {
+    /// One scratch for each worker. Locked while in use, so that an executor that calls a worker twice at once makes one of the two
+    /// do nothing.
+    pub(crate) forward: Vec<Mutex<Scratch>>,
+    /// Partial results of key blocks, where these are divided among workers.
+    pub(crate) partials: Partials,
+    /// The same for backward calls.
+    pub(crate) backward: Vec<Mutex<BackwardScratch>>,
+    /// For each query row its gradient in `f32`, and sums of the rows.
+    pub(crate) gradients: BackwardMemory,
+    /// Maxima, sums and outputs of a state that is finished.
+    pub(crate) state: [Vec<f32>; 3],
+}
+
+impl Workspace {
+    /// Creates an empty workspace; the first run fills it.
+    pub const fn new() -> Self {
+        Self {
+            forward: Vec::new(),
+            partials: Partials::new(),
+            backward: Vec::new(),
+            gradients: BackwardMemory::new(),
+            state: [const { Vec::new() }; 3],
+        }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let state: usize = self.state.iter().map(|part| part.capacity() * size_of::<f32>()).sum();
+        let workers =
+            workers::bytes(&self.forward, Scratch::bytes) + workers::bytes(&self.backward, BackwardScratch::bytes);
+        workers + self.partials.bytes() + self.gradients.bytes() + state
+    }
+}
