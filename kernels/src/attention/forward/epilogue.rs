@@ -3,7 +3,7 @@
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, MAX_TASK, Regions};
 use crate::attention::forward::state::StateTransfer;
-use crate::attention::steps::epilogue::{self, Finish, RowBlockEnds, RowEnd};
+use crate::attention::steps::epilogue::{self, END_ROWS, Finish, RowBlockEnds, RowSum};
 use crate::matmul::finite;
 use crate::matmul::pack::NonFinite;
 use crate::simd::Simd;
@@ -11,9 +11,6 @@ use crate::tensor::any::{Output, Typed};
 use crate::tensor::rows::Rows;
 use crate::tensor::view_mut::SharedMut;
 use core::ops::Range;
-
-/// Number of rows finished together: few, so that a task of few rows does not set up many.
-const END_ROWS: usize = 16;
 
 /// Row blocks of a task that have ended: already normalised and written by P·V tiles.
 #[derive(Clone, Copy)]
@@ -47,14 +44,15 @@ impl<S: Simd> AttentionTask<'_, S> {
         let mut references = [(0.0, 0.0); MAX_ROW_BLOCK];
         for row in self.rows(row_block.clone()) {
             let r = row_block.start + row.n;
-            let end = self.row_end(row, max[r], sum[r]);
-            references[row.n] = (if max[r] == f32::NEG_INFINITY { 0.0 } else { max[r] }, end.factor.0);
+            let (factor, _) = self.row_sum(row, max[r], sum[r]).factor(sum[r]);
+            references[row.n] = (if max[r] == f32::NEG_INFINITY { 0.0 } else { max[r] }, factor);
         }
         references
     }
 
-    fn row_end(&self, row: Row, max: f32, sum: f32) -> RowEnd {
-        RowEnd::new(max, sum, self.call.options.sinks.map(|sinks| sinks[row.head]))
+    #[inline(always)]
+    fn row_sum(&self, row: Row, max: f32, sum: f32) -> RowSum {
+        RowSum::new(max, sum, self.call.options.sinks.map(|sinks| sinks[row.head]))
     }
 
     /// Returns true if everything accumulated is finite: if not, the task is accumulated again with
@@ -83,27 +81,50 @@ impl<S: Simd> AttentionTask<'_, S> {
             }
         }
         for row in self.rows(row_block.clone()) {
-            // SAFETY: a row of the task.
-            ends.factors[row.n] = unsafe {
-                self.end_row(row, regions.max[row_block.start + row.n], regions.sum[row_block.start + row.n])
-            }
-            .factor;
+            let (max, sum) = (regions.max[row_block.start + row.n], regions.sum[row_block.start + row.n]);
+            ends.factors[row.n] = self.row_sum(row, max, sum).factor(sum);
         }
+        self.write_lses(row_block, regions);
         true
     }
 
-    /// Computes how a row with this maximum and sum ends, and writes its log-sum-exp.
+    /// Writes the log-sum-exp of some rows, if it is wanted: their running maxima and sums are whole.
+    fn write_lses(&self, rows: Range<usize>, regions: &Regions<'_>) {
+        let Some(lse) = &self.outputs.lse else { return };
+        for first in rows.clone().step_by(END_ROWS) {
+            let group = first..rows.end.min(first + END_ROWS);
+            let (max, sum) = (&regions.max[group.clone()], &regions.sum[group.clone()]);
+            let mut lses = [0.0; END_ROWS];
+            match (max.try_into(), sum.try_into(), self.call.options.sinks) {
+                (Ok(max), Ok(sum), None) => lses = epilogue::lses(self.s, max, sum),
+                _ => self.rows(group.clone()).for_each(|row| {
+                    lses[row.n] = self.row_sum(row, max[row.n], sum[row.n]).lse();
+                }),
+            }
+            for (row, len) in self.stretches(group) {
+                // SAFETY: the task's rows are inside the output, and this worker's alone.
+                unsafe {
+                    let (to, _) = lse.row(row.q_batch, row.head, row.at);
+                    for (k, &x) in lses[row.n..][..len].iter().enumerate() {
+                        *to.wrapping_offset(k as isize * lse.strides()[2]) = x;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the [factor](RowSum::factor) of a row with this maximum and sum, and writes its log-sum-exp.
     ///
     /// # Safety
     /// The row is one of the task's.
     #[inline(always)]
-    pub(crate) unsafe fn end_row(&self, row: Row, max: f32, sum: f32) -> RowEnd {
-        let end = self.row_end(row, max, sum);
+    pub(crate) unsafe fn end_row(&self, row: Row, max: f32, sum: f32) -> (f32, f32) {
+        let end = self.row_sum(row, max, sum);
         if let Some(lse) = &self.outputs.lse {
             // SAFETY: the task's rows are inside the output, and this worker's alone.
             unsafe { *lse.row(row.q_batch, row.head, row.at).0 = end.lse() };
         }
-        end
+        end.factor(sum)
     }
 
     /// Normalises and writes the task's rows, or saves them unnormalised as a state for more keys to come. Returns
@@ -135,27 +156,26 @@ impl<S: Simd> AttentionTask<'_, S> {
         let rows = self.set.rows.len();
         let groups = (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS));
         for group in groups.filter(|group| !ended.has(group.start / MAX_ROW_BLOCK)) {
-            let mut ends = [RowEnd::EMPTY; END_ROWS];
+            let mut factors = [(1.0, 0.0); END_ROWS];
             let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
             let mut element = 1;
             for row in self.rows(group.clone()) {
                 // SAFETY: a row of the task, inside the output.
-                unsafe {
-                    let r = group.start + row.n;
-                    ends[row.n] = self.end_row(row, regions.max[r], regions.sum[r]);
-                    (out[row.n], element) = output.row(row.q_batch, row.head, row.at);
-                }
-                if self.given.weight {
-                    ends[row.n].factor = (1.0, 0.0);
+                (out[row.n], element) = unsafe { output.row(row.q_batch, row.head, row.at) };
+                // Weights that a weight function was given are normalised already.
+                if !self.given.weight {
+                    let (max, sum) = (regions.max[group.start + row.n], regions.sum[group.start + row.n]);
+                    factors[row.n] = self.row_sum(row, max, sum).factor(sum);
                 }
             }
+            self.write_lses(group.clone(), regions);
             let stride = self.tiling.width();
             // SAFETY: every row of the output has `value_dim` elements, and the task's are this worker's alone.
             finite &= unsafe {
                 let finish = Finish {
                     accumulated: &regions.out[group.start * stride..group.end * stride],
                     stride,
-                    ends: &ends[..group.len()],
+                    factors: &factors[..group.len()],
                     cols: self.tiling.value_dim,
                     element,
                     nonfinite,

@@ -111,7 +111,7 @@ impl<'t> ShortCall<'t> {
                         task.s,
                         &mut short,
                         #[inline(always)]
-                        |row, max, sum| task.end_row(rows[row], max, sum).factor,
+                        |row, max, sum| task.end_row(rows[row], max, sum),
                     )
                 },
             )

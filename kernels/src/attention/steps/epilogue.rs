@@ -3,7 +3,7 @@
 
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::infinite::infinities;
-use crate::elementary::{exp, ln};
+use crate::elementary::{exp, ln, ln_each};
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, QUIET_NAN, Simd, Vector, quiet};
 use crate::tensor::any::{AnyRowsMut, Typed};
@@ -11,20 +11,22 @@ use crate::tensor::element::Element;
 use core::cell::Cell;
 use core::ops::Range;
 
-/// Normalisation factor of one row, and the maximum and sum of its lse.
+/// Number of rows that are finished together: few, so that a task of few rows does not set up many.
+pub(crate) const END_ROWS: usize = 16;
+
+/// Sum of a row's exponentials over all keys, of scores less their maximum. A sink is one more key, with value zero.
 #[derive(Clone, Copy)]
-pub(crate) struct RowEnd {
-    /// Factor of the accumulated output: 1 / Σ exp, in two parts so that the product is rounded about once.
-    pub(crate) factor: (f32, f32),
-    /// Maximum, sink included.
+pub(crate) struct RowSum {
+    /// Maximum of the scores.
     top: f64,
-    /// Sum, sink included.
     sum: f64,
+    /// Factor of what was accumulated, by the maximum without the sink.
+    own: f64,
 }
 
 /// Rows of a row block that end with the current key block: nothing is accumulated into them after it.
 pub(crate) struct RowBlockEnds {
-    /// Factor of each row: see [`RowEnd`].
+    /// Factor of each row: see [`RowSum::factor`].
     pub(crate) factors: [(f32, f32); MAX_ROW_BLOCK],
     /// Address that each row is written to, as contiguous floats.
     pub(crate) rows: [*mut f32; MAX_ROW_BLOCK],
@@ -80,13 +82,10 @@ impl RowBlockEnds {
     }
 }
 
-impl RowEnd {
-    /// End of a row without visible keys: it has accumulated zeros.
-    pub(crate) const EMPTY: Self = Self { factor: (0.0, 0.0), top: f64::NEG_INFINITY, sum: 0.0 };
-
-    /// Computes the end of a row with this maximum and sum. A sink is one more key, with value zero.
+impl RowSum {
+    /// Takes what was accumulated, the maximum and the sum, and the sink.
+    #[inline(always)]
     pub(crate) fn new(max: f32, sum: f32, sink: Option<f32>) -> Self {
-        let accumulated = sum;
         let (mut top, mut sum, mut own) = (max as f64, sum as f64, 1.0);
         if let Some(sink) = sink.map(f64::from) {
             let old = top;
@@ -96,23 +95,52 @@ impl RowEnd {
                 sum = sum * own + exp(sink - top);
             }
         }
+        Self { top, sum, own }
+    }
+
+    /// Returns the factor of the accumulated output, which has this `accumulated` sum: 1 / Σ exp, in two parts so that the product
+    /// is rounded about once.
+    #[inline(always)]
+    pub(crate) fn factor(self, accumulated: f32) -> (f32, f32) {
         // No key was visible, so the outputs are zeros, whatever the sink is. A NaN sum is not equal to 0.
         if accumulated == 0.0 {
-            return Self { top, sum, ..Self::EMPTY };
+            return (0.0, 0.0);
         }
-        let factor = own / sum;
+        let factor = self.own / self.sum;
         // A sink can make the factor NaN although all else is finite.
         if factor.is_nan() {
-            return Self { factor: (QUIET_NAN, QUIET_NAN), top, sum };
+            return (QUIET_NAN, QUIET_NAN);
         }
         let high = factor as f32;
-        Self { factor: (high, (factor - high as f64) as f32), top, sum }
+        (high, (factor - high as f64) as f32)
     }
 
     /// Returns ln Σ exp(score), the sink among the scores; −∞ if there is nothing to sum.
-    pub(crate) fn lse(&self) -> f32 {
-        quiet((self.top + ln(self.sum)) as f32)
+    pub(crate) fn lse(self) -> f32 {
+        Self::lse_of(self.top, ln(self.sum))
     }
+
+    /// Returns the same for a logarithm of the sum.
+    #[inline(always)]
+    fn lse_of(top: f64, ln_sum: f64) -> f32 {
+        quiet((top + ln_sum) as f32)
+    }
+}
+
+/// Returns the [log-sum-exp](RowSum::lse) of each of some rows without sinks, with these maxima and sums.
+pub(crate) fn lses<S: Simd>(s: S, max: &[f32; END_ROWS], sum: &[f32; END_ROWS]) -> [f32; END_ROWS] {
+    let mut lses = [0.0; END_ROWS];
+    s.vectorize(
+        #[inline(always)]
+        || {
+            let mut logarithms = sum.map(f64::from);
+            ln_each(&mut logarithms);
+            for r in 0..END_ROWS {
+                lses[r] = RowSum::lse_of(f64::from(max[r]), logarithms[r]);
+            }
+        },
+    );
+    lses
 }
 
 /// Rows to be normalised and written out.
@@ -120,7 +148,8 @@ pub(crate) struct Finish<'a> {
     /// Running outputs, rows `stride` apart.
     pub(crate) accumulated: &'a [f32],
     pub(crate) stride: usize,
-    pub(crate) ends: &'a [RowEnd],
+    /// [Factor](RowSum::factor) of each row.
+    pub(crate) factors: &'a [(f32, f32)],
     /// Rows are written as `cols` elements, `element` apart.
     pub(crate) cols: usize,
     pub(crate) element: isize,
@@ -161,13 +190,13 @@ pub(crate) unsafe fn finish<S: Simd>(s: S, a: Finish<'_>, out: AnyRowsMut<'_>) -
 #[inline(always)]
 unsafe fn finish_as<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mut T]) -> bool {
     let width = a.cols.next_multiple_of(LANES);
-    assert!(a.ends.len() == out.len() && a.stride >= width && a.accumulated.len() >= out.len() * a.stride);
+    assert!(a.factors.len() == out.len() && a.stride >= width && a.accumulated.len() >= out.len() * a.stride);
     debug_assert!(out.iter().all(|row| !row.is_null()), "a row without an address");
     let (zero, nan) = (s.splat(0.0), s.splat(QUIET_NAN));
     let mut finite = zero;
     let whole = a.element == 1 && a.cols >= LANES;
-    for (r, (end, &out)) in a.ends.iter().zip(out).enumerate() {
-        let (high, low) = (s.splat(end.factor.0), s.splat(end.factor.1));
+    for (r, (&(high, low), &out)) in a.factors.iter().zip(out).enumerate() {
+        let (high, low) = (s.splat(high), s.splat(low));
         let mut row = zero;
         let mut i = 0;
         while i < a.cols {
