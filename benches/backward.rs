@@ -163,7 +163,7 @@ fn ratios() -> Vec<(&'static str, Case, Case)> {
 /// Times a pair alternately, forward, and forward and backward.
 fn compare_pair(name: &str, case: Case, against: Case) {
     let step = |case: &Case| Step { attention: case.attention, ..Step::new(&case.workload) };
-    let exec = |case: &Case| Exec::default().threads(case.threads);
+    let exec = |case: &Case| support::exec(case.threads);
     let [mut first, mut second, mut third, mut fourth] = [&case, &against, &case, &against].map(step);
     let rounds = if support::test_mode() { 1 } else { ROUNDS };
     let [forward, forward_against, both, both_against] = medians(

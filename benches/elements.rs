@@ -6,9 +6,7 @@ mod interleaved;
 mod support;
 
 use interleaved::medians;
-use sdpa::{
-    Attention, Bf16, Exec, F16, Inputs, Isa, Outputs, Plan, Precision, Tensor, TensorMut, View, ViewMut, Workspace,
-};
+use sdpa::{Attention, Bf16, Exec, F16, Inputs, Outputs, Plan, Precision, Tensor, TensorMut, View, ViewMut, Workspace};
 use std::hint::black_box;
 use support::{WORKLOADS, Workload};
 
@@ -56,7 +54,7 @@ fn distance<T: Copy>(xs: &[T], ys: &[f32], widen: fn(T) -> f32) -> f32 {
 
 fn main() {
     support::print_machine();
-    if !Isa::detect().has_native_bf16() {
+    if !support::isa().has_native_bf16() {
         println!("this machine does not multiply bf16 by itself: native is exact");
     }
     for workload in WORKLOADS.iter().filter(|w| NAMES.contains(&w.name)).map(|w| w.for_mode()) {

@@ -8,8 +8,8 @@ mod support;
 
 use interleaved::{medians, random};
 use sdpa::{
-    Alignment, Attention, Dtype, Error, Exec, Inputs, Int4, Isa, KeyScales, KvCache, KvShape, Outputs, Plan, View,
-    ViewMut, Workspace, probe,
+    Alignment, Attention, Dtype, Error, Exec, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs, Plan, View, ViewMut,
+    Workspace, probe,
 };
 
 const HEADS: usize = 128;
@@ -82,7 +82,7 @@ fn steps(keys: usize, threads: usize) {
         let mut runs = steps.each_mut().map(|step| || step.run(exec));
         medians(rounds, runs.each_mut().map(|run| run as &mut dyn FnMut()))
     });
-    let peak = probe::peak_flops(Isa::detect()) * threads as f64;
+    let peak = probe::peak_flops(support::isa()) * threads as f64;
     for (step, seconds) in steps.iter().zip(seconds) {
         let [.., head_dim] = step.inputs.queries().shape();
         let flops = 2.0 * (HEADS * keys * (head_dim + step.value_dim)) as f64;

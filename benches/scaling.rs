@@ -98,7 +98,7 @@ fn apart(callers: &mut [Caller]) -> f64 {
 /// Efficiency of the work's division among threads, as the plan has it.
 fn planned(caller: &mut Caller, threads: usize) -> f64 {
     let problem = problem(&mut caller.tensors);
-    let busy = Plan::new(&problem, Exec::default().threads(threads)).balance(&problem, threads);
+    let busy = Plan::new(&problem, support::exec(threads)).balance(&problem, threads);
     busy.iter().sum::<f64>() / threads as f64
 }
 
@@ -109,7 +109,7 @@ fn compare(workload: Workload, counts: &[usize]) {
     // A round before those that count: memory is touched, threads are started.
     for round in 0..if support::test_mode() { 1 } else { ROUNDS + 1 } {
         for (&threads, [together, alone]) in counts.iter().zip(&mut seconds) {
-            let times = [callers[0].burst_in_pool(Exec::default().threads(threads)), apart(&mut callers[..threads])];
+            let times = [callers[0].burst_in_pool(support::exec(threads)), apart(&mut callers[..threads])];
             if round > 0 || support::test_mode() {
                 together.push(times[0]);
                 alone.push(times[1]);

@@ -32,7 +32,7 @@ fn run(pool: &rayon::ThreadPool, x: &[f32], out: &mut [f32], workspace: &mut Wor
     pool.install(|| {
         let outputs = Outputs::new(ViewMut::bhld(out, shape).expect("as many as the shape has"));
         let problem = Attention::new().problem(Inputs::new(x, x, x), outputs).expect("a good call");
-        let plan = Plan::new(&problem, Exec::default());
+        let plan = Plan::new(&problem, Exec::default().isa(support::isa()));
         problem.run(&plan, workspace);
     });
 }

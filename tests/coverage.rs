@@ -12,6 +12,12 @@ fn the_instruction_sets_of_this_machine() {
     }
     let native = if Isa::detect().has_native_bf16() { "covered" } else { "NOT covered, this machine lacks it" };
     println!("products of bfloat16: {native}");
+    #[cfg(target_arch = "x86_64")]
+    for (name, here) in
+        [("AVX-VNNI", is_x86_feature_detected!("avxvnni")), ("AVX-512 VNNI", is_x86_feature_detected!("avx512vnni"))]
+    {
+        println!("products of bytes, {name}: {}", if here { "covered" } else { "NOT covered, this machine lacks it" });
+    }
     assert_eq!(Isa::available().next().map(Isa::name), Some("portable"));
     assert_eq!(Isa::available().last(), Some(Isa::detect()));
     assert_eq!(Isa::from_name("mmx"), None);

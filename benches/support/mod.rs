@@ -221,13 +221,17 @@ pub(crate) fn thread_counts() -> Vec<usize> {
     if cfg!(feature = "rayon") && all > 1 { vec![1, all] } else { vec![1] }
 }
 
-/// Returns so many threads, on the instruction set that `SDPA_ISA` names, if it is set.
+/// Returns the instruction set to measure: the widest, or what `SDPA_ISA` names.
+pub(crate) fn isa() -> Isa {
+    let held = std::env::var("SDPA_ISA").ok();
+    held.map_or_else(Isa::detect, |name| {
+        Isa::from_name(&name).expect("SDPA_ISA names an instruction set of this machine")
+    })
+}
+
+/// Returns so many threads, on the [instruction set](isa) to measure.
 pub(crate) fn exec(threads: usize) -> Exec<'static> {
-    let exec = Exec::default().threads(threads);
-    match std::env::var("SDPA_ISA") {
-        Ok(name) => exec.isa(Isa::from_name(&name).expect("SDPA_ISA names an instruction set of this machine")),
-        Err(_) => exec,
-    }
+    Exec::default().threads(threads).isa(isa())
 }
 
 /// Prints where the figures come from.
@@ -242,5 +246,5 @@ pub(crate) fn machine() -> String {
     let model = model.map_or(std::env::consts::ARCH, |(_, name)| name);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let peaks: Vec<_> = Isa::available().map(|isa| format!("{isa} {:.0}", probe::peak_flops(isa) / 1e9)).collect();
-    format!("machine: {model}, {threads} threads; peak of one thread in GFLOP/s: {}", peaks.join(", "))
+    format!("machine: {model}, {threads} threads, {}; peak of one thread in GFLOP/s: {}", isa(), peaks.join(", "))
 }

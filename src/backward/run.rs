@@ -118,7 +118,7 @@ impl BackwardProblem<'_> {
             return Err(no_memory(&self.shape, parameters));
         };
         let launch = launch.until(run.stop);
-        workers::carry_out(workers, run.threads(), &|| launch.stop(), &|scratch| work(&launch, plan.isa, scratch));
+        workers::work_through(workers, run.threads(), &|| launch.stop(), &|scratch| work(&launch, plan.isa, scratch));
         if launch.is_stopped() {
             return Err(Error::Stopped);
         }

@@ -107,6 +107,6 @@ fn carry_out(
     // At least one: there was memory for it when the problem was made.
     let ready = reserved(workers, plan.workers, executor, |scratch| scratch.try_reserve(&plan.tiling)).len();
     let workers = &mut workers[..ready.max(1)];
-    workers::carry_out(workers, executor, &|| launch.stop(), &|scratch| work(launch, plan.isa, scratch));
+    workers::work_through(workers, executor, &|| launch.stop(), &|scratch| work(launch, plan.isa, scratch));
     if launch.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
 }

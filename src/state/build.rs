@@ -58,7 +58,7 @@ impl<'a> AttnState<'a> {
         Self::from_inputs_in(attention, inputs, exec, Workspace::new())
     }
 
-    /// Creates a state as [`Self::from_inputs`] does, in memory that a state before it had, or a call.
+    /// Creates a state as [`Self::from_inputs`] does, in the memory of an earlier state or call.
     ///
     /// ```
     /// use sdpa::{Attention, AttnState, Exec, Inputs, Outputs, View, ViewMut, Workspace};

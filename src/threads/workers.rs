@@ -35,7 +35,7 @@ pub(crate) fn bytes<T>(workers: &[Mutex<T>], bytes: impl Fn(&T) -> usize) -> usi
 
 /// Calls `work` on each worker, at least one, on the threads of an executor, and at last on the calling thread alone: for one
 /// worker, or what an executor that broke its promise left undone. After a panic in `work`, as [`share`].
-pub(crate) fn carry_out<T: Send>(
+pub(crate) fn work_through<T: Send>(
     workers: &mut [Mutex<T>],
     executor: &dyn Executor,
     stop: &(dyn Fn() + Sync),

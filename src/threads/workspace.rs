@@ -4,8 +4,8 @@ use crate::threads::workers;
 use sdpa_kernels::{BackwardMemory, BackwardScratch, Partials, Scratch};
 use std::sync::Mutex;
 
-/// Reusable memory of calls, forward and backward, and of states ([`AttnState::finish`](crate::AttnState::finish)). It grows to the
-/// largest so far and is kept: memory that is new costs the time of its first touch.
+/// Reusable memory of calls, forward and backward, and of states ([`AttnState::finish`](crate::AttnState::finish)). It grows to
+/// what the largest of them takes and is kept: memory that is new costs the time of its first touch.
 ///
 /// A second run of the same plan with the same workspace allocates nothing.
 ///
@@ -24,12 +24,12 @@ use std::sync::Mutex;
 /// ```
 #[derive(Debug, Default)]
 pub struct Workspace {
-    /// One scratch for each worker. Locked while in use, so that an executor that calls a worker twice at once makes one of the two
+    /// One scratch for each worker of a forward call. Locked while in use, so that an executor that calls a worker twice at once makes one of the two
     /// do nothing.
     pub(crate) forward: Vec<Mutex<Scratch>>,
     /// Partial results of key blocks, where these are divided among workers.
     pub(crate) partials: Partials,
-    /// The same for backward calls.
+    /// One scratch for each worker of a backward call.
     pub(crate) backward: Vec<Mutex<BackwardScratch>>,
     /// For each query row its gradient in `f32`, and sums of the rows.
     pub(crate) gradients: BackwardMemory,

@@ -80,13 +80,13 @@ impl Case {
             use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
             if let Some(avx2) = Avx2::detect() {
                 // SAFETY: the scores' keys are in whole panels.
-                self.check_form("avx2 without vnni", 6, &span_of, |scores| unsafe { scores.run(avx2) });
+                self.check_form("avx2 without vnni", Avx2::TILE_ROWS, &span_of, |scores| unsafe { scores.run(avx2) });
             }
             for (name, room) in [("avx512, roomy", true), ("avx512, not roomy", false)] {
                 if let Some(vnni) = Avx512Vnni::detect() {
                     let vnni = vnni.with_room(room);
                     // SAFETY: the scores' keys are in whole panels.
-                    self.check_form(name, 6, &span_of, |scores| unsafe { scores.run(vnni) });
+                    self.check_form(name, Avx512Vnni::TILE_ROWS, &span_of, |scores| unsafe { scores.run(vnni) });
                 }
             }
         }

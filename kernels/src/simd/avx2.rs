@@ -109,7 +109,7 @@ unsafe fn transpose8(r: [__m256; 8]) -> [__m256; 8] {
     }
 }
 
-// SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen elements.
+// SAFETY: a token exists only where its features were detected; loads and stores touch sixteen elements.
 unsafe impl<const EXTRA: u8> Vector for Avx2Token<EXTRA> {
     type V = F32x16;
     const LANES: usize = LANES;
@@ -168,7 +168,7 @@ unsafe impl<const EXTRA: u8> Vector for Avx2Token<EXTRA> {
     }
 }
 
-// SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen elements.
+// SAFETY: a token exists only where its features were detected; loads and stores touch sixteen elements.
 unsafe impl<const EXTRA: u8> Simd for Avx2Token<EXTRA> {
     type Half = Avx2Half;
 
@@ -202,11 +202,11 @@ unsafe impl<const EXTRA: u8> Simd for Avx2Token<EXTRA> {
 
     #[inline(always)]
     unsafe fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
-        // SAFETY: the caller guarantees what the work requires; `self` proves AVX2.
+        // SAFETY: the caller guarantees what the work requires.
         unsafe {
             match Avx2Vnni::detect() {
                 Some(vnni) => work.run(vnni),
-                None => work.run(Avx2Token::<NOTHING>(())),
+                None => work.run(self),
             }
         }
     }

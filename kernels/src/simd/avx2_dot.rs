@@ -5,7 +5,8 @@ use super::{Half, Int8Dot, LANES, Query4, Words4};
 use core::arch::x86_64::*;
 
 impl<const EXTRA: u8> Avx2Token<EXTRA> {
-    /// Returns `sums[l] + Σ x[e]·signed[4·l + e]`, with `x` taken as bytes without a sign; two products fit 16 bits.
+    /// Returns `sums[l] + Σ x[e]·signed[4·l + e]`, with `x` taken as bytes without a sign. Without AVX-VNNI, two neighbouring
+    /// products must fit 16 bits.
     #[inline(always)]
     fn add_bytes(self, sums: __m256i, x: __m256i, signed: __m256i) -> __m256i {
         // SAFETY: `self` proves the features.
@@ -32,7 +33,7 @@ impl<const EXTRA: u8> Avx2Token<EXTRA> {
     }
 }
 
-// SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
+// SAFETY: a token exists only where its features were detected; loads and stores touch sixteen elements.
 unsafe impl<const EXTRA: u8> Int8Dot for Avx2Token<EXTRA> {
     // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers. Of four bits, 1 of ones too: 16.
     const INT8_DOT_ROWS: usize = 4;

@@ -307,8 +307,8 @@ impl WeightMod for () {
     }
 }
 
-/// Functions of scores, positions and weights, or `()` where there is none. The fused pass calls them for a row and several neighbouring keys at a
-/// time.
+/// Functions of scores, positions and weights, or `()` where there is none. The fused pass calls them for a row and several
+/// neighbouring keys at a time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mods<S = (), M = (), P = ()> {
     /// Score function.

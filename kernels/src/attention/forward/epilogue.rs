@@ -44,7 +44,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         let mut references = [(0.0, 0.0); MAX_ROW_BLOCK];
         for row in self.rows(row_block.clone()) {
             let r = row_block.start + row.n;
-            let (factor, _) = self.row_sum(row, max[r], sum[r]).factor(sum[r]);
+            let (factor, _) = self.row_sum(row, max[r], sum[r]).factor();
             references[row.n] = (if max[r] == f32::NEG_INFINITY { 0.0 } else { max[r] }, factor);
         }
         references
@@ -82,7 +82,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         }
         for row in self.rows(row_block.clone()) {
             let (max, sum) = (regions.max[row_block.start + row.n], regions.sum[row_block.start + row.n]);
-            ends.factors[row.n] = self.row_sum(row, max, sum).factor(sum);
+            ends.factors[row.n] = self.row_sum(row, max, sum).factor();
         }
         self.write_lses(row_block, regions);
         true
@@ -124,7 +124,7 @@ impl<S: Simd> AttentionTask<'_, S> {
             // SAFETY: the task's rows are inside the output, and this worker's alone.
             unsafe { *lse.row(row.q_batch, row.head, row.at).0 = end.lse() };
         }
-        end.factor(sum)
+        end.factor()
     }
 
     /// Normalises and writes the task's rows, or saves them unnormalised as a state for more keys to come. Returns
@@ -165,7 +165,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                 // Weights that a weight function was given are normalised already.
                 if !self.given.weight {
                     let (max, sum) = (regions.max[group.start + row.n], regions.sum[group.start + row.n]);
-                    factors[row.n] = self.row_sum(row, max, sum).factor(sum);
+                    factors[row.n] = self.row_sum(row, max, sum).factor();
                 }
             }
             self.write_lses(group.clone(), regions);

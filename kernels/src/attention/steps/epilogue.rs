@@ -17,11 +17,14 @@ pub(crate) const END_ROWS: usize = 16;
 /// Sum of a row's exponentials over all keys, of scores less their maximum. A sink is one more key, with value zero.
 #[derive(Clone, Copy)]
 pub(crate) struct RowSum {
-    /// Maximum of the scores.
+    /// Maximum of the scores, the sink included.
     top: f64,
+    /// Sum of the exponentials, the sink's included.
     sum: f64,
-    /// Factor of what was accumulated, by the maximum without the sink.
+    /// Factor that gives exponentials of scores less the maximum of the keys alone this maximum.
     own: f64,
+    /// Sum of the exponentials of the keys alone.
+    accumulated: f32,
 }
 
 /// Rows of a row block that end with the current key block: nothing is accumulated into them after it.
@@ -83,10 +86,10 @@ impl RowBlockEnds {
 }
 
 impl RowSum {
-    /// Takes what was accumulated, the maximum and the sum, and the sink.
+    /// Takes the maximum and the sum that the keys have, and the sink.
     #[inline(always)]
-    pub(crate) fn new(max: f32, sum: f32, sink: Option<f32>) -> Self {
-        let (mut top, mut sum, mut own) = (max as f64, sum as f64, 1.0);
+    pub(crate) fn new(max: f32, accumulated: f32, sink: Option<f32>) -> Self {
+        let (mut top, mut sum, mut own) = (max as f64, accumulated as f64, 1.0);
         if let Some(sink) = sink.map(f64::from) {
             let old = top;
             top = if sink > old || sink.is_nan() { sink } else { old };
@@ -95,15 +98,14 @@ impl RowSum {
                 sum = sum * own + exp(sink - top);
             }
         }
-        Self { top, sum, own }
+        Self { top, sum, own, accumulated }
     }
 
-    /// Returns the factor of the accumulated output, which has this `accumulated` sum: 1 / Σ exp, in two parts so that the product
-    /// is rounded about once.
+    /// Returns the factor of the accumulated output: 1 / Σ exp, in two parts so that the product is rounded about once.
     #[inline(always)]
-    pub(crate) fn factor(self, accumulated: f32) -> (f32, f32) {
+    pub(crate) fn factor(self) -> (f32, f32) {
         // No key was visible, so the outputs are zeros, whatever the sink is. A NaN sum is not equal to 0.
-        if accumulated == 0.0 {
+        if self.accumulated == 0.0 {
             return (0.0, 0.0);
         }
         let factor = self.own / self.sum;
@@ -129,18 +131,18 @@ impl RowSum {
 
 /// Returns the [log-sum-exp](RowSum::lse) of each of some rows without sinks, with these maxima and sums.
 pub(crate) fn lses<S: Simd>(s: S, max: &[f32; END_ROWS], sum: &[f32; END_ROWS]) -> [f32; END_ROWS] {
-    let mut lses = [0.0; END_ROWS];
     s.vectorize(
         #[inline(always)]
-        || {
+        move || {
             let mut logarithms = sum.map(f64::from);
             ln_each(&mut logarithms);
+            let mut lses = [0.0; END_ROWS];
             for r in 0..END_ROWS {
                 lses[r] = RowSum::lse_of(f64::from(max[r]), logarithms[r]);
             }
+            lses
         },
-    );
-    lses
+    )
 }
 
 /// Rows to be normalised and written out.

@@ -106,7 +106,7 @@ impl Sums<'_> {
         #[cfg(target_arch = "x86_64")]
         if let Some(avx2) = Avx2::detect() {
             // SAFETY: the work asks for nothing.
-            let got = self.run(MAX_TILE_ROWS, |work| unsafe { work.run(avx2) });
+            let got = self.run(Avx2::TILE_ROWS, |work| unsafe { work.run(avx2) });
             assert_eq!(got, self.expected(), "avx2 without vnni");
         }
     }

@@ -4,8 +4,9 @@ use super::*;
 use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::pv_int8;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::Simd;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::avx2::Avx2;
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 
 /// Rounds weights of one span of keys and multiplies them by bytes.
@@ -93,11 +94,15 @@ impl Sums<'_> {
             assert_eq!(got, if isa.has_fma() { &*fused } else { &*apart }, "{isa}");
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(avx2) = crate::simd::avx2::Avx2::detect() {
-            let round = |row_block: ScoreBlock<'_>| pv_int8::round_weights(avx2, row_block, self.scales);
-            // SAFETY: as `by` says.
-            let got = self.by(MAX_TILE_ROWS, round, |values| unsafe { values.run(avx2) });
-            assert_eq!(got, fused, "avx2 without vnni");
+        if let Some(avx2) = Avx2::detect() {
+            // Weights may have been rounded by AVX-512.
+            for isa in Isa::available().filter(|isa| isa.tile().0 == Avx2::TILE_ROWS) {
+                let round =
+                    |row_block: ScoreBlock<'_>| dispatch!(isa, |s| pv_int8::round_weights(s, row_block, self.scales));
+                // SAFETY: as `by` says.
+                let got = self.by(Avx2::TILE_ROWS, round, |values| unsafe { values.run(avx2) });
+                assert_eq!(got, fused, "{isa}, then avx2 without vnni");
+            }
         }
     }
 }
