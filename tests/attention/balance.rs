@@ -96,6 +96,37 @@ fn the_ends_of_balance() {
     });
 }
 
+/// A worker works in proportion to the pairs of rows and keys that its tasks have, and to the keys that it packs.
+#[test]
+fn work_is_counted_in_pairs_and_in_keys() {
+    let (row, lens) = ([0.5f32; 16], [256, 100]);
+    let view = |rows| View::from_strides(&row, 0, [2, 1, rows, 16], [0, 0, 0, 1]).unwrap();
+    let busy = |attention: Attention, rows: usize, lens: &[usize]| {
+        let mut out = vec![0.0; 2 * rows * 16];
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [2, 1, rows, 16]).unwrap());
+        let inputs = Inputs::new(view(rows), view(256), view(256)).kv_lens(lens);
+        let problem = attention.problem(inputs, outputs).unwrap();
+        let plan = Plan::new(&problem, Exec::serial());
+        assert_eq!(plan.tasks(), 2);
+        let mut busy = plan.balance(&problem, 2);
+        busy.sort_by(f64::total_cmp);
+        assert_eq!((busy.len(), busy[1]), (2, 1.0));
+        busy[0]
+    };
+    // Every row sees every key: whatever a key costs beside its pairs.
+    assert_eq!(busy(Attention::new(), 20, &lens), 100.0 / 256.0);
+    // A key costs as much as `key` pairs: one row sees all, 20 rows see ever more.
+    let causal = Attention::new().causal().align(Alignment::TopLeft);
+    let one = busy(causal.align(Alignment::BottomRight), 20, &[256, 20]);
+    let (many, few) = ((237..=256).sum::<u32>(), (1..=20).sum::<u32>());
+    let key = (f64::from(many) * one - f64::from(few)) / (20.0 - 256.0 * one);
+    assert!((key - key.round()).abs() < 1e-6 && key > 0.0, "{key}");
+    // Of a window, the keys from the first row's first to the last row's last are packed.
+    let window = causal.align(Alignment::BottomRight).window(Window::last_tokens(NonZeroUsize::new(10).unwrap()));
+    let least = f64::from((1..=10).sum::<u32>() + 10 * 10) + 20.0 * key;
+    assert!((busy(window, 20, &[256, 20]) - least / (200.0 + 29.0 * key)).abs() < 1e-9);
+}
+
 /// Up to 128 rows that share a head, and windows: keys are divided where workers would have nothing to do otherwise, with
 /// the bits of whole rows.
 #[test]
