@@ -9,7 +9,7 @@ use crate::matmul::int8::*;
 use crate::matmul::key_code::Int8Keys;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::isa::Isa;
-use crate::simd::{Int8DotWork, LANES, Query4, Simd};
+use crate::simd::{LANES, Query4, Simd};
 use crate::tensor::rows::Rows;
 
 mod nibbles;
@@ -77,7 +77,7 @@ impl Case {
         }
         #[cfg(target_arch = "x86_64")]
         {
-            use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
+            use crate::simd::{Int8DotWork, avx2::Avx2, avx512::Avx512Vnni};
             if let Some(avx2) = Avx2::detect() {
                 // SAFETY: the scores' keys are in whole panels.
                 self.check_form("avx2 without vnni", Avx2::TILE_ROWS, &span_of, |scores| unsafe { scores.run(avx2) });
