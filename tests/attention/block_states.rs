@@ -89,9 +89,6 @@ fn caches_cut_anywhere_have_the_bits_of_one() {
                     for (first, cache) in cut_caches(&tensors, form, cuts) {
                         let mut blocks = BlockStates::new();
                         blocks.compute(attention, Inputs::cached(q, &cache).alibi(&slopes), first, exec).unwrap();
-                        // An output, a maximum and a sum for each row and block of keys.
-                        let floats = batch * heads * rows * cache.lens()[0].div_ceil(256) * (dims[1] + 2);
-                        assert!(blocks.bytes() >= floats * size_of::<f32>(), "{} for {floats}", blocks.bytes());
                         let mut next = RowStates::new(shape).unwrap();
                         next.as_mut_slice().copy_from_slice(states.as_slice());
                         next.fold(&blocks).unwrap();
