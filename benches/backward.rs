@@ -36,7 +36,6 @@ struct Step {
     lse: Vec<f32>,
     gradients: [Vec<f32>; 3],
     workspace: Workspace,
-    backward: Workspace,
 }
 
 impl Step {
@@ -51,7 +50,6 @@ impl Step {
             lse: vec![0.0; out / shape.value_dim],
             gradients: [q, k, v].map(|n| vec![0.0; n]),
             workspace: Workspace::new(),
-            backward: Workspace::new(),
         }
     }
 
@@ -78,7 +76,7 @@ impl Step {
             .v(ViewMut::bhld(dv, v).expect("it fits"));
         let problem = self.attention.backward(inputs, saved, gradients).expect("a good call");
         let plan = BackwardPlan::new(&problem, exec);
-        problem.run(&plan, &mut self.backward).expect("memory");
+        problem.run(&plan, &mut self.workspace).expect("memory");
     }
 }
 

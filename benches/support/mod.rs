@@ -221,12 +221,18 @@ pub(crate) fn thread_counts() -> Vec<usize> {
     if cfg!(feature = "rayon") && all > 1 { vec![1, all] } else { vec![1] }
 }
 
-/// Returns the instruction set to measure: the widest, or what `SDPA_ISA` names.
+/// Returns the instruction set to measure: the widest, or what `SDPA_ISA` names; an error if the machine has no such.
+pub(crate) fn held_isa() -> Result<Isa, String> {
+    let Ok(name) = std::env::var("SDPA_ISA") else { return Ok(Isa::detect()) };
+    Isa::from_name(&name).ok_or_else(|| format!("SDPA_ISA: this machine has no {name}"))
+}
+
+/// Returns the [instruction set](held_isa) to measure.
+///
+/// # Panics
+/// If the machine has no such.
 pub(crate) fn isa() -> Isa {
-    let held = std::env::var("SDPA_ISA").ok();
-    held.map_or_else(Isa::detect, |name| {
-        Isa::from_name(&name).expect("SDPA_ISA names an instruction set of this machine")
-    })
+    held_isa().unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns so many threads, on the [instruction set](isa) to measure.

@@ -8,31 +8,27 @@ pub(crate) use libm::{exp, exp2};
 /// Returns the natural logarithm.
 #[inline]
 pub(crate) fn ln(x: f64) -> f64 {
-    let mut one = [x];
-    ln_each(&mut one);
-    one[0]
+    if is_positive(x) { ln_of_positive(x) } else { libm::log(x) }
 }
 
-/// Replaces some numbers by their natural logarithms, in a form that the compiler vectorises: libm's, with the same bits.
+/// Replaces some numbers by their natural logarithms, in a form that the compiler vectorises.
 #[inline(always)]
 pub(crate) fn ln_each<const N: usize>(numbers: &mut [f64; N]) {
-    if !numbers.iter().fold(true, |normal, x| normal & (x.is_normal() & x.is_sign_positive())) {
-        return numbers.iter_mut().for_each(|x| *x = ln_of_any(*x));
+    let all = numbers.iter().fold(true, |all, &x| all & is_positive(x));
+    for x in numbers {
+        *x = if all { ln_of_positive(*x) } else { ln(*x) };
     }
-    numbers.iter_mut().for_each(
-        #[inline(always)]
-        |x| *x = ln_of_normal(*x),
-    );
 }
 
-/// Returns the natural logarithm of any number.
-fn ln_of_any(x: f64) -> f64 {
-    if x.is_normal() && x.is_sign_positive() { ln_of_normal(x) } else { libm::log(x) }
-}
-
-/// Returns the natural logarithm of a positive number that is normal.
+/// Returns true if a number is positive and normal.
 #[inline(always)]
-fn ln_of_normal(x: f64) -> f64 {
+fn is_positive(x: f64) -> bool {
+    x.is_normal() & x.is_sign_positive()
+}
+
+/// Returns the natural logarithm of a [positive](is_positive) number: libm's, with the same bits.
+#[inline(always)]
+fn ln_of_positive(x: f64) -> f64 {
     // Terms of atanh's series, as in libm (FreeBSD's e_log.c), smallest first of either half.
     const EVEN: [f64; 3] = [
         f64::from_bits(0x3FC3_9A09_D078_C69F),

@@ -2,7 +2,6 @@
 
 use crate::elements::{Elements, Sums};
 use crate::failure::Result;
-use sdpa::{Exec, Isa};
 
 /// Something that computes a task, in the program's own language.
 pub(crate) trait Peer<T> {
@@ -21,18 +20,6 @@ pub(crate) trait Peer<T> {
 
     /// The last result, dense: for attention `[batch, heads, rows, value_dim]`.
     fn output(&mut self) -> Result<Vec<f32>>;
-}
-
-/// Returns the name of the instruction set that this crate is held to, if `SDPA_ISA` is set.
-pub(crate) fn held_isa() -> Option<String> {
-    std::env::var("SDPA_ISA").ok()
-}
-
-/// Returns so many threads, on the instruction set that was [asked for](held_isa), if one was.
-pub(crate) fn exec(threads: usize) -> Result<Exec<'static>> {
-    let exec = Exec::default().threads(threads);
-    let Some(name) = held_isa() else { return Ok(exec) };
-    Ok(exec.isa(Isa::from_name(&name).ok_or_else(|| format!("SDPA_ISA: this machine has no {name}"))?))
 }
 
 /// Place of a peer's code.

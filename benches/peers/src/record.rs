@@ -3,7 +3,6 @@
 use crate::elements::Elements;
 use crate::failure::Result;
 use crate::neighbour::Neighbour;
-use crate::peer::held_isa;
 use crate::table::{LeftOut, Row};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
@@ -27,10 +26,7 @@ impl Conditions {
         let mut hasher = DefaultHasher::new();
         fs::read(std::env::current_exe()?)?.hash(&mut hasher);
         // The peak behind the semicolon is measured anew each time.
-        let mut machine = machine.split(';').next().unwrap_or_default().to_owned();
-        if let Some(isa) = held_isa() {
-            machine.push_str(&format!(", {isa}"));
-        }
+        let machine = machine.split(';').next().unwrap_or_default().to_owned();
         Ok(Self { command: command.to_owned(), machine, seconds, build: format!("{:016x}", hasher.finish()) })
     }
 

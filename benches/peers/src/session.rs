@@ -28,6 +28,7 @@ pub(crate) struct Session<'a> {
 impl<'a> Session<'a> {
     /// Begins one, or goes on with the one whose record the arguments name.
     pub(crate) fn new(args: &'a Args, part: Part) -> Result<Self> {
+        support::held_isa()?;
         let machine = support::machine();
         let record = match &args.record {
             Some(path) => Record::open(path, &Conditions::now(part.word(), &machine, args.seconds)?)?,

@@ -4,8 +4,9 @@ use super::{Step, WIDE};
 use crate::case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peer::{OURS, Peer, exec};
+use crate::peer::{OURS, Peer};
 use crate::rounded::Qkv;
+use crate::support;
 use sdpa::{Attention, BackwardPlan, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut, Workspace};
 use std::hint::black_box;
 
@@ -24,7 +25,6 @@ pub(super) struct Ours {
     way: Way,
     ready: Option<Ready>,
     workspace: Workspace,
-    backward: Workspace,
 }
 
 /// Tensors, and room for results and gradients.
@@ -55,7 +55,7 @@ impl Ours {
     }
 
     fn new(way: Way) -> Self {
-        Self { way, ready: None, workspace: Workspace::new(), backward: Workspace::new() }
+        Self { way, ready: None, workspace: Workspace::new() }
     }
 }
 
@@ -79,7 +79,7 @@ impl Ready {
             out: zeros(of_out),
             lse: vec![0.0; batch * heads * q_len],
             gradients: [of_q, of_k, of_v].map(zeros),
-            exec: exec(step.case.threads)?,
+            exec: support::exec(step.case.threads),
         })
     }
 }
@@ -136,7 +136,7 @@ impl Peer<Step> for Ours {
             Way::Fused | Way::Wide => {
                 let problem = attention.backward(inputs, saved, gradients)?;
                 let plan = BackwardPlan::new(&problem, *exec);
-                problem.run(&plan, &mut self.backward)?;
+                problem.run(&plan, &mut self.workspace)?;
             }
         }
         Ok(())

@@ -3,8 +3,9 @@
 use crate::case::Case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peer::{NATIVE, OURS, Peer, exec};
+use crate::peer::{NATIVE, OURS, Peer};
 use crate::rounded::Qkv;
+use crate::support;
 use sdpa::{
     Attention, Dtype, Exec, Inputs, Isa, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, Shape, Workspace,
 };
@@ -36,7 +37,7 @@ impl Ready {
             tensors: [Data::new(rows, q), Data::new(case.elements, k), Data::new(case.elements, v)],
             cache: None,
             out: Data::new(rows, vec![0.0; len]),
-            exec: exec(case.threads)?,
+            exec: support::exec(case.threads),
         })
     }
 

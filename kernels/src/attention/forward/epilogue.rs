@@ -80,23 +80,38 @@ impl<S: Simd> AttentionTask<'_, S> {
                 *to = first.wrapping_offset(k as isize * step);
             }
         }
-        for row in self.rows(row_block.clone()) {
-            let (max, sum) = (regions.max[row_block.start + row.n], regions.sum[row_block.start + row.n]);
-            ends.factors[row.n] = self.row_sum(row, max, sum).factor();
-        }
-        self.write_lses(row_block, regions);
+        self.end_rows(row_block, regions, &mut ends.factors);
         true
     }
 
-    /// Writes the log-sum-exp of some rows, if it is wanted: their running maxima and sums are whole.
+    /// Sets the [factor](RowSum::factor) of each of some rows, whose running maxima and sums are whole, and writes their
+    /// log-sum-exps.
+    #[inline(always)]
+    fn end_rows(&self, rows: Range<usize>, regions: &Regions<'_>, factors: &mut [(f32, f32)]) {
+        let sinks = self.call.options.sinks.is_some();
+        for row in self.rows(rows.clone()) {
+            let (max, sum) = (regions.max[rows.start + row.n], regions.sum[rows.start + row.n]);
+            factors[row.n] = if sinks {
+                // SAFETY: a row of the task.
+                unsafe { self.end_row(row, max, sum) }
+            } else {
+                self.row_sum(row, max, sum).factor()
+            };
+        }
+        if !sinks {
+            self.write_lses(rows, regions);
+        }
+    }
+
+    /// Writes the log-sum-exps of some rows without sinks, if they are wanted.
     fn write_lses(&self, rows: Range<usize>, regions: &Regions<'_>) {
         let Some(lse) = &self.outputs.lse else { return };
         for first in rows.clone().step_by(END_ROWS) {
             let group = first..rows.end.min(first + END_ROWS);
             let (max, sum) = (&regions.max[group.clone()], &regions.sum[group.clone()]);
             let mut lses = [0.0; END_ROWS];
-            match (max.try_into(), sum.try_into(), self.call.options.sinks) {
-                (Ok(max), Ok(sum), None) => lses = epilogue::lses(self.s, max, sum),
+            match (max.try_into(), sum.try_into()) {
+                (Ok(max), Ok(sum)) => lses = epilogue::lses(self.s, max, sum),
                 _ => self.rows(group.clone()).for_each(|row| {
                     lses[row.n] = self.row_sum(row, max[row.n], sum[row.n]).lse();
                 }),
@@ -156,19 +171,18 @@ impl<S: Simd> AttentionTask<'_, S> {
         let rows = self.set.rows.len();
         let groups = (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS));
         for group in groups.filter(|group| !ended.has(group.start / MAX_ROW_BLOCK)) {
-            let mut factors = [(1.0, 0.0); END_ROWS];
+            let mut factors = [(0.0, 0.0); END_ROWS];
             let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
             let mut element = 1;
             for row in self.rows(group.clone()) {
                 // SAFETY: a row of the task, inside the output.
                 (out[row.n], element) = unsafe { output.row(row.q_batch, row.head, row.at) };
-                // Weights that a weight function was given are normalised already.
-                if !self.given.weight {
-                    let (max, sum) = (regions.max[group.start + row.n], regions.sum[group.start + row.n]);
-                    factors[row.n] = self.row_sum(row, max, sum).factor();
-                }
             }
-            self.write_lses(group.clone(), regions);
+            self.end_rows(group.clone(), regions, &mut factors);
+            if self.given.weight {
+                // Weights that a weight function was given are normalised already.
+                factors.fill((1.0, 0.0));
+            }
             let stride = self.tiling.width();
             // SAFETY: every row of the output has `value_dim` elements, and the task's are this worker's alone.
             finite &= unsafe {
