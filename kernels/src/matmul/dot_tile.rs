@@ -115,7 +115,7 @@ pub(crate) fn panels<S: Simd>(s: S, rows: usize, [in_first, most]: [usize; 2]) -
 #[inline(always)]
 pub(crate) fn level<S: Simd>(s: S, rows: usize) -> u8 {
     match Later::level(s, rows) {
-        _ if rows > MEMORY_BOUND_ROWS => NO_LEVEL,
+        _ if rows > MEMORY_BOUND_ROWS || const { !S::PREFETCHES } => NO_LEVEL,
         Level::First => FIRST,
         Level::Second => SECOND,
     }

@@ -176,6 +176,9 @@ pub(crate) unsafe trait Simd: Vector {
     /// `2·i` of word `t` is `least` or greater, of the second where lane `2·i + 1` is.
     fn bits_at_least(self, words: [&[u64; LANES / 2]; 4], least: u32) -> [u16; 2];
 
+    /// True if memory can be prefetched.
+    const PREFETCHES: bool = true;
+
     /// Prefetches the cache line at `p` into the first-level cache. The address need not exist.
     fn prefetch(self, p: *const f32);
     /// Prefetches the cache line at `p` into the second-level cache. Zen 4 drops this prefetch where the page is not in

@@ -137,6 +137,7 @@ unsafe impl Simd for Portable {
     const TILE_ROWS: usize = 2;
     const TILE_VECS: usize = 1;
     const DOT_VECS: usize = 1;
+    const PREFETCHES: bool = false;
     // Registers are exhausted: ending rows in the tile took 4 % of a call of 128 rows and keys, a fifth of one of 16.
     const ENDS_ROWS: bool = false;
 
@@ -144,7 +145,12 @@ unsafe impl Simd for Portable {
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
-        f()
+        // A function of its own, as it is for other instruction sets: it takes the compiler less time than one large one.
+        #[inline(never)]
+        fn inner<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        inner(f)
     }
 
     #[inline(always)]

@@ -181,8 +181,8 @@ impl<S: Simd, T: Operand<S>> Terms<S, T> {
         }
         let step = self.values.step();
         // Where full tiles have one vector, only small tiles prefetch here: the test would cost full tiles time.
-        let far =
-            if const { S::TILE_VECS > 1 || MR <= FETCH_BOUND_ROWS && MR < S::TILE_ROWS } { self.far } else { None };
+        let prefetches = const { S::PREFETCHES && (S::TILE_VECS > 1 || MR <= FETCH_BOUND_ROWS && MR < S::TILE_ROWS) };
+        let far = if prefetches { self.far } else { None };
         // SAFETY: the caller guarantees the values of the span's keys.
         match far.and_then(|far| unsafe { self.values.later(term + far) }) {
             Some((at, terms)) => Later { at: Some(at), terms, step },

@@ -63,6 +63,8 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
     let in_first = if matches!(keys.later, Some(LaterKeys::InOrder { .. })) { T::By::DOT_VECS[0] } else { 1 };
     let vecs = dot_tile::panels(s, rows, [in_first, T::By::DOT_VECS[1]]);
     let level = match keys.later.map_or(NO_LEVEL, |_| dot_tile::level(s, rows)) {
+        // Rows of elements are few, so those that prefetch nothing need no code of their own.
+        NO_LEVEL if const { T::By::PRODUCTS == 1 && S::PREFETCHES } => SECOND_OR_NONE,
         SECOND if run.spans.len() > 1 => SECOND_OR_NONE,
         level => level,
     };
@@ -70,24 +72,27 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
     // guarantees that queries and keys are readable.
     run.for_each_strip::<S>(run.group_in_order(vecs), vecs, |run, strip| unsafe {
         match level {
-            NO_LEVEL => by_tile_vecs!(strip.vecs, most const { T::By::DOT_VECS[1] }, |NV| s.vectorize(
-                #[inline(always)]
-                || strip_scores::<S, T, NV, NO_LEVEL>(s, run, strip, queries, keys)
-            )),
+            NO_LEVEL if const { T::By::PRODUCTS > 1 || !S::PREFETCHES } => {
+                by_tile_vecs!(strip.vecs, most const { T::By::DOT_VECS[1] }, |NV| s.vectorize(
+                    #[inline(always)]
+                    || strip_scores::<S, T, NV, NO_LEVEL>(s, run, strip, queries, keys)
+                ))
+            }
             FIRST if const { S::MAY_HAVE_LARGE_L1 } => {
                 by_tile_vecs!(strip.vecs, most const { T::By::DOT_VECS[0] }, |NV| s.vectorize(
                     #[inline(always)]
                     || strip_scores::<S, T, NV, FIRST>(s, run, strip, queries, keys)
                 ))
             }
-            SECOND => s.vectorize(
+            SECOND if const { S::PREFETCHES } => s.vectorize(
                 #[inline(always)]
                 || strip_scores::<S, T, 1, SECOND>(s, run, strip, queries, keys),
             ),
-            _ => s.vectorize(
+            SECOND_OR_NONE if const { S::PREFETCHES } => s.vectorize(
                 #[inline(always)]
                 || strip_scores::<S, T, 1, SECOND_OR_NONE>(s, run, strip, queries, keys),
             ),
+            level => unreachable!("level {level}"),
         }
     });
 }

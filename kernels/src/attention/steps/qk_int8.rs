@@ -70,7 +70,7 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, '_, Int8Queries<'_>, IntegerKeys<C>>
                         || strip_scores::<S, C, NV, FIRST>(s, run, strip, queries, keys)
                     ))
                 }
-                SECOND => s.vectorize(
+                SECOND if const { S::PREFETCHES } => s.vectorize(
                     #[inline(always)]
                     || strip_scores::<S, C, 1, SECOND>(s, run, strip, queries, keys),
                 ),

@@ -1,12 +1,14 @@
 //! Writing tokens to blocks and pages.
+//!
+//! Rows are widened to floats by the instruction set's vectors, and placed by loops that are compiled once for all of them.
 
 use super::layout::{Format, Int8, KeyOrder, Parts, Sizes, part_mut};
-use crate::matmul::int4::{self, Int4};
+use crate::matmul::int4::{self, Int4, Place};
 use crate::matmul::int8;
 use crate::matmul::pack::{self, NonFinite};
-use crate::simd::aligned::elements_mut;
+use crate::simd::LANES;
+use crate::simd::aligned::Plain;
 use crate::simd::isa::Isa;
-use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Tensor};
 use crate::tensor::element::{Bf16, Dtype, Element, F16};
 use core::ops::Range;
@@ -27,210 +29,212 @@ impl NewRows<'_> {
     ///
     /// # Panics
     /// If the tensors do not have the rows, or the block has no room for them.
-    pub(super) fn write(self, isa: Isa, block: &mut [f32], int8: Option<&mut Int8>) {
-        let Sizes { rows, kv_heads, head_dim, value_dim, .. } = self.sizes;
-        let ([kb, kh, kn, kd], [vb, vh, vn, vd]) = (self.kv[0].shape(), self.kv[1].shape());
-        assert!(self.b < kb.min(vb) && self.rows.end <= kn.min(vn), "rows outside the tensors");
+    pub(super) fn write(self, isa: Isa, block: &mut [f32], mut int8: Option<&mut Int8>) {
+        let Self { sizes, row: first, kv, b, rows } = self;
+        let Sizes { kv_heads, head_dim, value_dim, .. } = sizes;
+        let ([kb, kh, kn, kd], [vb, vh, vn, vd]) = (kv[0].shape(), kv[1].shape());
+        assert!(b < kb.min(vb) && rows.end <= kn.min(vn), "rows outside the tensors");
         assert!([kh, vh, kd, vd] == [kv_heads, kv_heads, head_dim, value_dim], "keys and values do not fit the block");
-        assert!(self.row + self.rows.len() <= rows, "more rows than a block has");
-        match (self.sizes.format, int8) {
-            (Format::Elements(Dtype::F32), _) => Write(self, block).write(isa),
-            (Format::Elements(Dtype::Bf16), _) => Write(self, elements_mut::<Bf16>(block)).write(isa),
-            (Format::Elements(Dtype::F16), _) => Write(self, elements_mut::<F16>(block)).write(isa),
-            (Format::Int8 { .. }, Some(int8)) => WriteBytes { rows: self, int8, block }.write(isa),
-            (Format::Int4(kind), _) => WriteInt4 { rows: self, kind, block }.write(isa),
-            (Format::Int8 { .. }, None) => unreachable!("bytes have what writing them takes"),
-        }
-    }
-}
-
-/// Writes rows to a block's elements.
-struct Write<'a, T>(NewRows<'a>, &'a mut [T]);
-
-impl<T: Element> Write<'_, T> {
-    fn write(self, isa: Isa) {
-        dispatch!(isa, |s| self.run(s))
-    }
-
-    fn run<S: Simd>(self, s: S) {
-        let Self(NewRows { sizes, row, kv: [k, v], b, rows }, elements) = self;
-        for h in 0..sizes.kv_heads {
-            // SAFETY: the head and the rows are inside both tensors, as `NewRows::write` asserted.
-            let (k, v) = unsafe { (k.rows(b, h, rows.start), v.rows(b, h, rows.start)) };
-            let Parts { keys, values, .. } = sizes.parts(h);
-            let [keys, values] = [keys, values].map(|at| at.start / size_of::<T>()..at.end / size_of::<T>());
-            // SAFETY: the rows, of `head_dim` and `value_dim` columns, are inside both tensors, as `NewRows::write` asserted; a
-            // run starts below `row_dim`, the length of the rows that are written.
-            unsafe {
-                let v = match sizes.key_order {
-                    KeyOrder::Packed => {
-                        write_keys(s, k, sizes, row..row + rows.len(), &mut elements[keys]);
-                        v
-                    }
-                    KeyOrder::Latent => k,
-                };
-                for run in sizes.value_layout().panels() {
-                    let v = v.columns_from(run.start);
-                    let cols = sizes.row_dim().min(run.end) - run.start;
-                    let places = &mut elements[values.clone()][sizes.value(row, run.start)..];
-                    if let Some(floats) = as_floats(places) {
-                        pack::pack_rows(s, v, [rows.len(), cols], NonFinite::Ignored, floats);
-                        continue;
-                    }
-                    for (j, place) in places.chunks_exact_mut(run.len()).take(rows.len()).enumerate() {
-                        for (d, x) in place[..cols].iter_mut().enumerate() {
-                            *x = T::narrow(v.get(j, d));
-                        }
-                    }
-                }
+        assert!(first + rows.len() <= sizes.rows, "more rows than a block has");
+        for h in 0..kv_heads {
+            // SAFETY: the head and the rows are inside both tensors, as was asserted.
+            let [k, v] = kv.map(|x| unsafe { x.rows(b, h, rows.start) });
+            // SAFETY: so many rows of these lengths are inside both tensors, as was asserted.
+            let (key, value) = unsafe { (Source::new(k, rows.len(), head_dim), Source::new(v, rows.len(), value_dim)) };
+            // The row that is stored as a value is the key in a latent cache, which has no other.
+            let (key, value) = match sizes.key_order {
+                KeyOrder::Packed => (Some(key), value),
+                KeyOrder::Latent => (None, key),
+            };
+            let mut head = Head { sizes, parts: sizes.parts(h), first, block, isa };
+            match (sizes.format, int8.as_deref_mut()) {
+                (Format::Elements(Dtype::F32), _) => head.write_elements::<f32>(key, value),
+                (Format::Elements(Dtype::Bf16), _) => head.write_elements::<Bf16>(key, value),
+                (Format::Elements(Dtype::F16), _) => head.write_elements::<F16>(key, value),
+                (Format::Int8 { .. }, Some(int8)) => head.write_int8(key, value, h, int8),
+                (Format::Int4(kind), _) => head.write_int4(key, value, kind),
+                (Format::Int8 { .. }, None) => unreachable!("bytes have what writing them takes"),
             }
         }
     }
 }
 
-/// Packs rows of keys into their places among a head's keys.
-///
-/// # Safety
-/// `keys` has as many rows as `places`, of `head_dim` elements.
-unsafe fn write_keys<S: Simd, T: Element>(s: S, keys: AnyRows, sizes: Sizes, places: Range<usize>, to: &mut [T]) {
-    let d = sizes.head_dim;
-    let mut j = places.start;
-    while j < places.end {
-        let left = places.end - j;
-        if j.is_multiple_of(LANES)
-            && left >= LANES
-            && let Some(floats) = as_floats(&mut to[sizes.key(j, 0)..])
-        {
-            // Whole panels are transposed in registers, the last one filled up.
-            // SAFETY: the caller guarantees a row for each place, of `head_dim` elements.
-            unsafe { pack::pack_keys(s, keys.rows_from(j - places.start), [left; 2], d, floats) };
-            return;
-        }
-        for i in 0..d {
-            // SAFETY: the caller guarantees a row for each place, of `head_dim` elements.
-            to[sizes.key(j, i)] = T::narrow(unsafe { keys.get(j - places.start, i) });
-        }
-        j += 1;
-    }
+/// Largest number of elements of a row that are widened together, in whole blocks of int4.
+const PART: usize = 256;
+const _: () = assert!(PART.is_multiple_of(int4::BLOCK) && PART.is_multiple_of(LANES));
+
+/// Rows of a head, of keys or of values.
+#[derive(Clone, Copy)]
+struct Source {
+    rows: AnyRows,
+    n: usize,
+    dim: usize,
 }
 
-/// Returns the same elements as floats, if `T` is `f32`.
-fn as_floats<T: Element>(elements: &mut [T]) -> Option<&mut [f32]> {
-    // SAFETY: `T` is `f32`: no other type has this `DTYPE`.
-    (T::DTYPE == Dtype::F32).then(|| unsafe { &mut *(core::ptr::from_mut(elements) as *mut [f32]) })
-}
-
-/// Writes rows to an int8 block.
-struct WriteBytes<'a> {
-    rows: NewRows<'a>,
-    int8: &'a mut Int8,
-    block: &'a mut [f32],
-}
-
-impl WriteBytes<'_> {
-    fn write(self, isa: Isa) {
-        dispatch!(isa, |s| self.run(s))
-    }
-
-    fn run<S: Simd>(self, s: S) {
-        let Self { rows: NewRows { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, block } = self;
-        // The row that is stored as a value is the key in a latent cache, which has no other.
-        let (d, e, latent) = (sizes.head_dim, sizes.row_dim(), sizes.key_order == KeyOrder::Latent);
-        let (key, value) = bytes.split_at_mut(d);
-        for h in 0..sizes.kv_heads {
-            let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
-            let channels = channels.as_ref().map(|scales| &scales[h * d..][..d]);
-            for (i, j) in rows.clone().zip(row..) {
-                // SAFETY: the head and the row are inside both tensors, as `NewRows::write` asserted.
-                let [k, v] = kv.map(|x| unsafe { x.rows(b, h, i) });
-                if !latent {
-                    // SAFETY: the key has one row of `d` elements.
-                    unsafe { pack::pack_rows(s, k, [1, d], NonFinite::Ignored, wide) };
-                    match channels {
-                        // Keys that are not finite were refused, or are the caller's responsibility.
-                        Some(channels) => _ = int8::quantise_by_channel(s, &wide[..d], channels, key),
-                        None => part_mut(block, key_scales.clone())[j] = int8::quantise(s, &wide[..d], key),
-                    }
-                    int8::place_key(key, j, part_mut(block, keys.clone()));
-                }
-                // SAFETY: the row has `e` elements: `row_dim`.
-                unsafe { pack::pack_rows(s, if latent { k } else { v }, [1, e], NonFinite::Ignored, wide) };
-                part_mut(block, value_scales.clone())[j] = int8::quantise(s, &wide[..e], value);
-                let places = part_mut(block, values.clone());
-                for run in sizes.value_layout().panels() {
-                    let places = places[sizes.value(j, run.start)..].iter_mut().step_by(int8::QUAD);
-                    for (place, &byte) in places.zip(&value[run]) {
-                        *place = byte;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Writes rows to an int4 block.
-struct WriteInt4<'a> {
-    rows: NewRows<'a>,
-    kind: Int4,
-    block: &'a mut [f32],
-}
-
-impl WriteInt4<'_> {
-    fn write(self, isa: Isa) {
-        dispatch!(isa, |s| self.run(s))
-    }
-
-    fn run<S: Simd>(self, s: S) {
-        let Self { rows: NewRows { sizes, row, kv: [k, v], b, rows }, kind, block } = self;
-        let latent = sizes.key_order == KeyOrder::Latent;
-        for h in 0..sizes.kv_heads {
-            let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
-            let (keys, values) = (Int4Parts(keys, key_scales), Int4Parts(values, value_scales));
-            for (i, j) in rows.clone().zip(row..) {
-                // SAFETY: the head and the row are inside both tensors, as `NewRows::write` asserted, and so long.
-                unsafe {
-                    let (k, v) = (Int4Row(k.rows(b, h, i), kind), Int4Row(v.rows(b, h, i), kind));
-                    if !latent {
-                        k.write(s, sizes.head_dim, &keys, block, |d| sizes.int4_key(kind, [j, d]));
-                    }
-                    let v = if latent { k } else { v };
-                    v.write(s, sizes.row_dim(), &values, block, |c| sizes.int4_value(kind, [j, c]));
-                }
-            }
-        }
-    }
-}
-
-/// Byte ranges of a head's elements, and of the numbers of their blocks.
-struct Int4Parts(Range<usize>, Range<usize>);
-
-/// Row to be written as int4.
-struct Int4Row(AnyRows, Int4);
-
-impl Int4Row {
-    /// Writes the row to a block, each element where `place` says.
+impl Source {
+    /// Makes `n` rows of `dim` elements.
     ///
     /// # Safety
-    /// The row has `dim` elements.
-    unsafe fn write<S: Simd>(
-        &self,
-        s: S,
-        dim: usize,
-        Int4Parts(elements, numbers): &Int4Parts,
-        block: &mut [f32],
-        place: impl Fn(usize) -> int4::Place,
-    ) {
-        let &Self(row, kind) = self;
-        for first in (0..dim).step_by(int4::BLOCK) {
-            let (mut xs, mut integers, n) = ([0.0; int4::BLOCK], [0; int4::BLOCK], (dim - first).min(int4::BLOCK));
-            // SAFETY: the caller guarantees `n` elements from `first` on.
-            unsafe { pack::pack_rows(s, row.columns_from(first), [1, n], NonFinite::Ignored, &mut xs) };
-            let own = int4::quantise(s, &xs[..n], kind, &mut integers);
-            let bytes = part_mut(block, elements.clone());
-            for (i, &x) in integers[..n].iter().enumerate() {
-                place(first + i).write(x, bytes);
+    /// They are readable.
+    unsafe fn new(rows: AnyRows, n: usize, dim: usize) -> Self {
+        Self { rows, n, dim }
+    }
+
+    /// Returns the rows from one on, and their elements from one on.
+    ///
+    /// # Panics
+    /// If there is no such row, or no such element.
+    fn from(self, row: usize, element: usize) -> AnyRows {
+        assert!(row < self.n && element < self.dim, "row {row}, element {element}");
+        // SAFETY: these are some of the elements that whoever made this guarantees.
+        unsafe { self.rows.rows_from(row).columns_from(element) }
+    }
+
+    /// Widens elements of a row to floats, filled up with zeros to whole vectors.
+    fn widen(self, isa: Isa, row: usize, elements: Range<usize>, to: &mut [f32]) {
+        assert!(elements.end <= self.dim, "elements up to {}", elements.end);
+        let (first, size) = (self.from(row, elements.start), [1, elements.len()]);
+        // SAFETY: one row, which has the elements.
+        dispatch!(isa, |s| unsafe { pack::pack_rows(s, first, size, NonFinite::Ignored, to) });
+    }
+
+    /// Calls a function with part after part of every row: with the row, the number of the part's first element, and all of its
+    /// elements as floats.
+    fn for_each_part(self, isa: Isa, mut place: impl FnMut(usize, usize, &[f32])) {
+        let mut floats = [0.0; PART];
+        for row in 0..self.n {
+            for first in (0..self.dim).step_by(PART) {
+                let n = PART.min(self.dim - first);
+                self.widen(isa, row, first..first + n, &mut floats);
+                place(row, first, &floats[..n]);
             }
-            place(first).write_numbers(kind, own, part_mut(block, numbers.clone()));
         }
+    }
+}
+
+/// Head of a block, and the first row of it that is written.
+struct Head<'a> {
+    sizes: Sizes,
+    parts: Parts,
+    first: usize,
+    block: &'a mut [f32],
+    isa: Isa,
+}
+
+impl Head<'_> {
+    /// Writes elements.
+    fn write_elements<T: Element + Plain>(&mut self, key: Option<Source>, value: Source) {
+        match (key, T::DTYPE) {
+            (Some(key), Dtype::F32) => self.write_float_keys(key),
+            (Some(key), Dtype::Bf16 | Dtype::F16) => self.place_keys::<T>(key),
+            (None, _) => {}
+        }
+        self.write_values::<T>(value);
+    }
+
+    /// Writes keys as floats: whole panels are transposed in registers, the last one filled up, and keys before them placed row by
+    /// row.
+    fn write_float_keys(&mut self, key: Source) {
+        let before = key.n.min(self.first.wrapping_neg() % LANES);
+        let before = if key.n - before < LANES { key.n } else { before };
+        self.place_keys::<f32>(Source { n: before, ..key });
+        if before < key.n {
+            let (rows, left) = (key.from(before, 0), [key.n - before; 2]);
+            let places = part_mut(self.block, self.parts.keys.clone());
+            let places = &mut places[self.sizes.key(self.first + before, 0)..];
+            // SAFETY: so many rows are left, of `dim` elements.
+            dispatch!(self.isa, |s| unsafe { pack::pack_keys(s, rows, left, key.dim, places) });
+        }
+    }
+
+    /// Writes keys to their lanes of packed panels, row by row.
+    fn place_keys<T: Element + Plain>(&mut self, key: Source) {
+        let (sizes, first) = (self.sizes, self.first);
+        let places = part_mut::<T>(self.block, self.parts.keys.clone());
+        key.for_each_part(self.isa, |row, d, floats| {
+            let places = places[sizes.key(first + row, d)..].iter_mut().step_by(LANES);
+            for (place, &x) in places.zip(floats) {
+                *place = T::narrow(x);
+            }
+        });
+    }
+
+    /// Writes values, in their panels of columns.
+    fn write_values<T: Element + Plain>(&mut self, value: Source) {
+        let places = part_mut::<T>(self.block, self.parts.values.clone());
+        for run in self.sizes.value_layout().panels() {
+            let (columns, size) = (value.from(0, run.start), [value.n, value.dim.min(run.end) - run.start]);
+            let places = &mut places[self.sizes.value(self.first, run.start)..];
+            // SAFETY: all rows, with those of their columns that the panel has.
+            dispatch!(self.isa, |s| unsafe { pack::pack_rows(s, columns, size, NonFinite::Ignored, places) });
+        }
+    }
+
+    /// Writes bytes and their scales.
+    fn write_int8(&mut self, key: Option<Source>, value: Source, head: usize, int8: &mut Int8) {
+        let Self { sizes, isa, first, ref mut block, .. } = *self;
+        let Parts { keys, key_scales, values, value_scales } = self.parts.clone();
+        let Int8 { channels, row: floats, bytes } = int8;
+        let (key_bytes, value_bytes) = bytes.split_at_mut(sizes.head_dim);
+        for (row, place) in (0..value.n).zip(first..) {
+            if let Some(key) = key {
+                key.widen(isa, row, 0..key.dim, floats);
+                let floats = &floats[..key.dim];
+                match channels {
+                    // Keys that are not finite were refused, or are the caller's responsibility.
+                    Some(channels) => {
+                        let scales = &channels[head * key.dim..][..key.dim];
+                        dispatch!(isa, |s| _ = int8::quantise_by_channel(s, floats, scales, key_bytes));
+                    }
+                    None => {
+                        let scale = dispatch!(isa, |s| int8::quantise(s, floats, key_bytes));
+                        part_mut(block, key_scales.clone())[place] = scale;
+                    }
+                }
+                int8::place_key(key_bytes, place, part_mut(block, keys.clone()));
+            }
+            value.widen(isa, row, 0..value.dim, floats);
+            let scale = dispatch!(isa, |s| int8::quantise(s, &floats[..value.dim], value_bytes));
+            part_mut(block, value_scales.clone())[place] = scale;
+            let places = part_mut(block, values.clone());
+            for run in sizes.value_layout().panels() {
+                let places = places[sizes.value(place, run.start)..].iter_mut().step_by(int8::QUAD);
+                for (place, &byte) in places.zip(&value_bytes[run]) {
+                    *place = byte;
+                }
+            }
+        }
+    }
+
+    /// Writes half bytes, and the numbers beside them.
+    fn write_int4(&mut self, key: Option<Source>, value: Source, kind: Int4) {
+        let (sizes, first, Parts { keys, key_scales, values, value_scales }) =
+            (self.sizes, self.first, self.parts.clone());
+        if let Some(key) = key {
+            self.place_int4(key, kind, [keys, key_scales], |row, d| sizes.int4_key(kind, [first + row, d]));
+        }
+        self.place_int4(value, kind, [values, value_scales], |row, c| sizes.int4_value(kind, [first + row, c]));
+    }
+
+    /// Writes rows as half bytes, each element where `at` says. `parts` are of the elements and of the numbers.
+    fn place_int4(
+        &mut self,
+        rows: Source,
+        kind: Int4,
+        [elements, numbers]: [Range<usize>; 2],
+        at: impl Fn(usize, usize) -> Place,
+    ) {
+        let (isa, block) = (self.isa, &mut *self.block);
+        rows.for_each_part(isa, |row, first, floats| {
+            for (floats, first) in floats.chunks(int4::BLOCK).zip((first..).step_by(int4::BLOCK)) {
+                let mut integers = [0; int4::BLOCK];
+                let own = dispatch!(isa, |s| int4::quantise(s, floats, kind, &mut integers));
+                let bytes = part_mut(block, elements.clone());
+                for (i, &x) in integers[..floats.len()].iter().enumerate() {
+                    at(row, first + i).write(x, bytes);
+                }
+                at(row, first).write_numbers(kind, own, part_mut(block, numbers.clone()));
+            }
+        });
     }
 }
