@@ -211,17 +211,19 @@ impl Head<'_> {
         let (sizes, first, Parts { keys, key_scales, values, value_scales }) =
             (self.sizes, self.first, self.parts.clone());
         if let Some(key) = key {
-            self.place_int4(key, kind, [keys, key_scales], |row, d| sizes.int4_key(kind, [first + row, d]));
+            self.place_int4(key, kind, keys, key_scales, |row, d| sizes.int4_key(kind, [first + row, d]));
         }
-        self.place_int4(value, kind, [values, value_scales], |row, c| sizes.int4_value(kind, [first + row, c]));
+        self.place_int4(value, kind, values, value_scales, |row, c| sizes.int4_value(kind, [first + row, c]));
     }
 
-    /// Writes rows as half bytes, each element where `at` says. `parts` are of the elements and of the numbers.
+    /// Writes rows as half bytes, each element where `at` says, among the bytes of the head's elements, and the numbers of
+    /// blocks among theirs.
     fn place_int4(
         &mut self,
         rows: Source,
         kind: Int4,
-        [elements, numbers]: [Range<usize>; 2],
+        elements: Range<usize>,
+        numbers: Range<usize>,
         at: impl Fn(usize, usize) -> Place,
     ) {
         let (isa, block) = (self.isa, &mut *self.block);
