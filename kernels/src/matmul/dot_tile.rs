@@ -110,8 +110,9 @@ pub(crate) fn panels<S: Simd>(s: S, rows: usize, [in_first, most]: [usize; 2]) -
     }
 }
 
-/// Returns what stands for the level that `rows` rows prefetch panels into, or for none if they are many. Rows that prefetch take
-/// as many panels at a time as [`panels`] says: `in_first` at most into the first level, one into the second.
+/// Returns what stands for the level that `rows` rows prefetch panels into, or for none if they are many or memory cannot be
+/// prefetched. Rows that prefetch take as many panels at a time as [`panels`] says: `in_first` at most into the first level, one
+/// into the second.
 #[inline(always)]
 pub(crate) fn level<S: Simd>(s: S, rows: usize) -> u8 {
     match Later::level(s, rows) {

@@ -45,7 +45,6 @@ pub(super) struct Sizes {
 }
 
 /// Byte ranges of the parts of a head. Each starts on a cache line.
-#[derive(Clone)]
 pub(super) struct Parts {
     pub(super) key_scales: Range<usize>,
     pub(super) keys: Range<usize>,

@@ -30,21 +30,21 @@ impl NewRows<'_> {
     /// # Panics
     /// If the tensors do not have the rows, or the block has no room for them.
     pub(super) fn write(self, isa: Isa, block: &mut [f32], mut int8: Option<&mut Int8>) {
-        let Self { sizes, row: first, kv, b, rows } = self;
+        let Self { sizes, row: first, kv: [k, v], b, rows } = self;
         let Sizes { kv_heads, head_dim, value_dim, .. } = sizes;
-        let ([kb, kh, kn, kd], [vb, vh, vn, vd]) = (kv[0].shape(), kv[1].shape());
+        let ([kb, kh, kn, kd], [vb, vh, vn, vd]) = (k.shape(), v.shape());
         assert!(b < kb.min(vb) && rows.end <= kn.min(vn), "rows outside the tensors");
         assert!([kh, vh, kd, vd] == [kv_heads, kv_heads, head_dim, value_dim], "keys and values do not fit the block");
         assert!(first + rows.len() <= sizes.rows, "more rows than a block has");
         for h in 0..kv_heads {
-            // SAFETY: the head and the rows are inside both tensors, as was asserted.
-            let [k, v] = kv.map(|x| unsafe { x.rows(b, h, rows.start) });
-            // SAFETY: so many rows of these lengths are inside both tensors, as was asserted.
-            let (key, value) = unsafe { (Source::new(k, rows.len(), head_dim), Source::new(v, rows.len(), value_dim)) };
-            // The row that is stored as a value is the key in a latent cache, which has no other.
+            let source = |x: Tensor<'_>, dim| {
+                // SAFETY: the head and the rows, of `dim` elements, are inside both tensors, as was asserted.
+                Source { rows: unsafe { x.rows(b, h, rows.start) }, n: rows.len(), dim }
+            };
             let (key, value) = match sizes.key_order {
-                KeyOrder::Packed => (Some(key), value),
-                KeyOrder::Latent => (None, key),
+                KeyOrder::Packed => (Some(source(k, head_dim)), source(v, value_dim)),
+                // The row that is stored as a value is the key, of which there is no other.
+                KeyOrder::Latent => (None, source(k, head_dim)),
             };
             let mut head = Head { sizes, parts: sizes.parts(h), first, block, isa };
             match (sizes.format, int8.as_deref_mut()) {
@@ -63,7 +63,7 @@ impl NewRows<'_> {
 const PART: usize = 256;
 const _: () = assert!(PART.is_multiple_of(int4::BLOCK) && PART.is_multiple_of(LANES));
 
-/// Rows of a head, of keys or of values.
+/// Rows of a head, of keys or of values: `n`, of `dim` elements, which are readable.
 #[derive(Clone, Copy)]
 struct Source {
     rows: AnyRows,
@@ -72,21 +72,13 @@ struct Source {
 }
 
 impl Source {
-    /// Makes `n` rows of `dim` elements.
-    ///
-    /// # Safety
-    /// They are readable.
-    unsafe fn new(rows: AnyRows, n: usize, dim: usize) -> Self {
-        Self { rows, n, dim }
-    }
-
     /// Returns the rows from one on, and their elements from one on.
     ///
     /// # Panics
     /// If there is no such row, or no such element.
     fn from(self, row: usize, element: usize) -> AnyRows {
         assert!(row < self.n && element < self.dim, "row {row}, element {element}");
-        // SAFETY: these are some of the elements that whoever made this guarantees.
+        // SAFETY: these are some of the elements, which are readable.
         unsafe { self.rows.rows_from(row).columns_from(element) }
     }
 
@@ -172,20 +164,17 @@ impl Head<'_> {
 
     /// Writes bytes and their scales.
     fn write_int8(&mut self, key: Option<Source>, value: Source, head: usize, int8: &mut Int8) {
-        let Self { sizes, isa, first, ref mut block, .. } = *self;
-        let Parts { keys, key_scales, values, value_scales } = self.parts.clone();
+        let Self { sizes, parts: Parts { keys, key_scales, values, value_scales }, isa, first, block } = self;
         let Int8 { channels, row: floats, bytes } = int8;
         let (key_bytes, value_bytes) = bytes.split_at_mut(sizes.head_dim);
-        for (row, place) in (0..value.n).zip(first..) {
+        let channels = channels.as_deref().map(|scales| &scales[head * sizes.head_dim..][..sizes.head_dim]);
+        for (row, place) in (0..value.n).zip(*first..) {
             if let Some(key) = key {
-                key.widen(isa, row, 0..key.dim, floats);
+                key.widen(*isa, row, 0..key.dim, floats);
                 let floats = &floats[..key.dim];
                 match channels {
                     // Keys that are not finite were refused, or are the caller's responsibility.
-                    Some(channels) => {
-                        let scales = &channels[head * key.dim..][..key.dim];
-                        dispatch!(isa, |s| _ = int8::quantise_by_channel(s, floats, scales, key_bytes));
-                    }
+                    Some(scales) => dispatch!(isa, |s| _ = int8::quantise_by_channel(s, floats, scales, key_bytes)),
                     None => {
                         let scale = dispatch!(isa, |s| int8::quantise(s, floats, key_bytes));
                         part_mut(block, key_scales.clone())[place] = scale;
@@ -193,7 +182,7 @@ impl Head<'_> {
                 }
                 int8::place_key(key_bytes, place, part_mut(block, keys.clone()));
             }
-            value.widen(isa, row, 0..value.dim, floats);
+            value.widen(*isa, row, 0..value.dim, floats);
             let scale = dispatch!(isa, |s| int8::quantise(s, &floats[..value.dim], value_bytes));
             part_mut(block, value_scales.clone())[place] = scale;
             let places = part_mut(block, values.clone());
@@ -208,12 +197,13 @@ impl Head<'_> {
 
     /// Writes half bytes, and the numbers beside them.
     fn write_int4(&mut self, key: Option<Source>, value: Source, kind: Int4) {
-        let (sizes, first, Parts { keys, key_scales, values, value_scales }) =
-            (self.sizes, self.first, self.parts.clone());
+        let (sizes, first) = (self.sizes, self.first);
         if let Some(key) = key {
-            self.place_int4(key, kind, keys, key_scales, |row, d| sizes.int4_key(kind, [first + row, d]));
+            let at = |row, d| sizes.int4_key(kind, [first + row, d]);
+            self.place_int4(key, kind, self.parts.keys.clone(), self.parts.key_scales.clone(), at);
         }
-        self.place_int4(value, kind, values, value_scales, |row, c| sizes.int4_value(kind, [first + row, c]));
+        let at = |row, c| sizes.int4_value(kind, [first + row, c]);
+        self.place_int4(value, kind, self.parts.values.clone(), self.parts.value_scales.clone(), at);
     }
 
     /// Writes rows as half bytes, each element where `at` says, among the bytes of the head's elements, and the numbers of
