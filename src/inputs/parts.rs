@@ -74,7 +74,7 @@ impl<'a> Inputs<'a> {
         let group = (q_heads / kv_heads.max(1)).max(1);
         let some = |all: usize| match all {
             1 => 0..1,
-            all if all == kv_heads && all != q_heads => heads.start / group..heads.end.div_ceil(group),
+            all if all == kv_heads => heads.start / group..heads.end.div_ceil(group),
             _ => heads.clone(),
         };
         let (bias, mask) = self.bias_and_mask();

@@ -347,17 +347,15 @@ impl PackedPool {
         }))
     }
 
-    /// Returns element `[page, head, row, d]` of the keys, widened.
+    /// Returns element `[page, head, row, d]` of the keys, widened; `None` beyond the last head or element. The page has the row.
     pub(crate) fn key(&self, [page, head, row, d]: [usize; 4]) -> Option<f32> {
-        let Sizes { rows, kv_heads, head_dim, .. } = self.sizes;
-        let inside = page < self.pages && head < kv_heads && row < rows && d < head_dim;
+        let inside = head < self.sizes.kv_heads && d < self.sizes.head_dim;
         inside.then(|| self.sizes.key_element(self.page(page), [head, row, d], self.channel_scales()))
     }
 
-    /// Returns element `[page, head, row, d]` of the values, widened.
+    /// Returns element `[page, head, row, d]` of the values, as [`Self::key`] does.
     pub(crate) fn value(&self, [page, head, row, d]: [usize; 4]) -> Option<f32> {
-        let Sizes { rows, kv_heads, value_dim, .. } = self.sizes;
-        let inside = page < self.pages && head < kv_heads && row < rows && d < value_dim;
+        let inside = head < self.sizes.kv_heads && d < self.sizes.value_dim;
         inside.then(|| self.sizes.value_element(self.page(page), [head, row, d]))
     }
 }

@@ -1,0 +1,139 @@
+//! The last value that is allowed, and the first that is not.
+
+use crate::support::Rng;
+use sdpa::{
+    Alignment, Attention, BlockTable, CacheFormat, Dtype, Error, Exec, Inputs, Int4, KeyScales, KvCache, KvShape,
+    Outputs, PagePool, View, ViewMut, Window,
+};
+use std::num::NonZeroUsize;
+
+const SHAPE: KvShape = KvShape { kv_heads: 2, head_dim: 3, value_dim: 5 };
+const KEYS: usize = 20;
+
+fn tensors(rng: &mut Rng) -> [Vec<f32>; 2] {
+    [SHAPE.head_dim, SHAPE.value_dim].map(|dim| (0..SHAPE.kv_heads * KEYS * dim).map(|_| rng.normal()).collect())
+}
+
+fn views(data: &[Vec<f32>; 2]) -> [View<'_>; 2] {
+    let [k, v] = data;
+    [(k, SHAPE.head_dim), (v, SHAPE.value_dim)].map(|(x, dim)| View::bhld(x, [1, SHAPE.kv_heads, KEYS, dim]).unwrap())
+}
+
+/// Elements are there up to the last of each index, and no further.
+#[test]
+fn elements_of_keys_and_values_end_with_the_shape() {
+    let data = tensors(&mut Rng::new(1));
+    let [k, v] = views(&data);
+    let q = [0.0; 2 * 3];
+    let q = View::bhld(&q, [1, 2, 1, 3]).unwrap();
+    let mut cache = KvCache::new(1, SHAPE).unwrap();
+    cache.append(k, v).unwrap();
+    let table = BlockTable { entries: &[1, 0], lens: &[KEYS] };
+    let formats = [CacheFormat::Elements(Dtype::F32), CacheFormat::Int8PerToken, CacheFormat::Int4(Int4::Centred)];
+    let pools = formats.map(|format| {
+        let mut pool = PagePool::new(3, 16, SHAPE, format).unwrap();
+        pool.append(table, k, v).unwrap();
+        pool
+    });
+    let paged = pools.iter().map(|pool| Inputs::paged(q, pool.pages(table).unwrap()));
+    for inputs in [Inputs::new(q, k, v), Inputs::cached(q, &cache)].into_iter().chain(paged) {
+        let held = inputs.key_values().unwrap();
+        let last_key = [0, SHAPE.kv_heads - 1, KEYS - 1, SHAPE.head_dim - 1];
+        let last_value = [0, SHAPE.kv_heads - 1, KEYS - 1, SHAPE.value_dim - 1];
+        assert!(held.key(last_key).is_some() && held.value(last_value).is_some());
+        for index in 0..4 {
+            let beyond = |mut last: [usize; 4]| {
+                last[index] += 1;
+                last
+            };
+            assert_eq!((held.key(beyond(last_key)), held.value(beyond(last_value))), (None, None), "index {index}");
+        }
+    }
+}
+
+/// Integers take keys of up to 2¹⁷ elements.
+#[test]
+fn keys_of_integers_end_with_the_longest() {
+    let shape = |head_dim| KvShape { kv_heads: 1, head_dim, value_dim: 1 };
+    let cache = |head_dim| KvCache::new(1, shape(head_dim)).unwrap();
+    for kind in [Int4::Symmetric, Int4::Centred] {
+        assert!(cache(1 << 17).int4(kind).is_ok());
+        assert!(matches!(cache((1 << 17) + 1).int4(kind), Err(Error::Range { .. })));
+        assert!(PagePool::new(1, 16, shape(1 << 17), CacheFormat::Int4(kind)).is_ok());
+        assert!(PagePool::new(1, 16, shape((1 << 17) + 1), CacheFormat::Int4(kind)).is_err());
+    }
+    assert!(cache(1 << 17).int8(KeyScales::PerToken).is_ok());
+    assert!(matches!(cache((1 << 17) + 1).int8(KeyScales::PerToken), Err(Error::Range { .. })));
+    assert!(PagePool::new(1, 16, shape(1 << 17), CacheFormat::Int8PerToken).is_ok());
+    assert!(PagePool::new(1, 16, shape((1 << 17) + 1), CacheFormat::Int8PerToken).is_err());
+    // What an empty cache was set to may be set again.
+    let twice = cache(64).int4(Int4::Symmetric).and_then(|cache| cache.int4(Int4::Centred)).unwrap();
+    assert_eq!(twice.format(), CacheFormat::Int4(Int4::Centred));
+}
+
+/// A cache whose blocks are no larger than memory can be is made; nothing is allocated for its keys.
+#[test]
+fn heads_of_a_cache_end_where_a_block_is_larger_than_memory_can_be() {
+    // Of 256 keys and values, 16 floats each.
+    let most = isize::MAX as usize / (256 * 32 * 4);
+    let cache = |kv_heads| KvCache::new(1, KvShape { kv_heads, head_dim: 16, value_dim: 3 });
+    assert!(cache(most).is_ok());
+    assert_eq!(cache(most + 1).err(), Some(Error::TooLarge { what: "cache", sizes: [1, most + 1, 16, 3] }));
+}
+
+/// A token that repeats the one before is too small, one behind the last is too large.
+#[test]
+fn accepted_tokens_end_with_the_last() {
+    let data = tensors(&mut Rng::new(2));
+    let [k, v] = views(&data);
+    let mut cache = KvCache::new(1, SHAPE).unwrap();
+    cache.append(k, v).unwrap();
+    let mut said = |accepted: &[usize]| cache.keep(0, 18, accepted).unwrap_err().to_string();
+    let texts = [said(&[1, 2]), said(&[1, 1]), said(&[2])];
+    for (text, word) in texts.iter().zip(["last token", "one more than", "last token"]) {
+        assert!(text.contains(word), "{text}");
+    }
+    cache.keep(0, 18, &[0, 1]).unwrap();
+    assert_eq!(cache.lens(), [KEYS]);
+}
+
+/// Weights of all keys are there as long as a sliding cache has all keys, and for rows that are none.
+#[test]
+fn weights_over_a_sliding_cache_end_with_the_first_block_that_it_evicts() {
+    let shape = KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 };
+    let mut cache = KvCache::sliding(1, shape, NonZeroUsize::new(10).unwrap(), 0).unwrap();
+    let window = Attention::new().causal().align(Alignment::BottomRight).window(Window::inclusive(Some(9), Some(0)));
+    let mut compute = |keys: usize, rows: usize| {
+        let row = [0.5f32; 2];
+        let view = |rows: usize| View::from_strides(&row, 0, [1, 1, rows, 2], [0, 0, 0, 1]).unwrap();
+        cache.append(view(keys), view(keys)).unwrap();
+        let len = cache.lens()[0];
+        let (mut out, mut weights) = (vec![0.0; rows * 2], vec![0.0; rows * len]);
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, rows, 2]).unwrap())
+            .weights(ViewMut::bhld(&mut weights, [1, 1, rows, len]).unwrap());
+        let problem = window.problem(Inputs::cached(view(rows), &cache), outputs);
+        problem.map(|problem| problem.run_once(Exec::serial())).map(|()| weights.iter().sum::<f32>())
+    };
+    assert!((compute(200, 1).unwrap() - 1.0).abs() < 1e-6);
+    assert_eq!(compute(400, 0), Ok(0.0));
+    assert!(matches!(compute(1, 1), Err(Error::Needs { needs: "a cache that keeps all keys", .. })));
+}
+
+/// Inputs of some heads have these heads of a bias, whether it is for each query head or for each key/value head.
+#[test]
+fn inputs_of_heads_have_their_heads_of_a_bias() {
+    let x = [0.0f32; 6 * 2];
+    let [q, kv, one] = [6, 3, 1].map(|heads| View::bhld(&x[..2 * heads], [1, heads, 1, 2]).unwrap());
+    let numbers: Vec<f32> = (0..6).map(|head| head as f32).collect();
+    for (heads, first) in [(6, 2.0), (3, 1.0), (1, 0.0)] {
+        let bias = View::bhld(&numbers[..heads], [1, heads, 1, 1]).unwrap();
+        // Query heads 2 and 3 share key/value head 1.
+        let two = q.heads(2..4).unwrap();
+        let some = Inputs::new(q, kv, kv).bias(bias).of_heads(2..4, [two.into(), one.into(), one.into()]);
+        let bias = some.bias_and_mask().0.unwrap();
+        assert_eq!((bias.shape()[1], bias.get([0, 0, 0, 0])), (heads.div_ceil(3), Some(first)), "{heads} heads");
+    }
+    let ends = ([0, 1, 1], [0, 0, 1]);
+    let ragged = Inputs::new(q, kv, kv).ragged(&ends.0, &ends.1);
+    assert_eq!((ragged.ragged_ends(), Inputs::new(q, kv, kv).ragged_ends()), (Some([&ends.0[..], &ends.1]), None));
+}

@@ -1,0 +1,185 @@
+//! Plans by number, held against `tests/golden/plans.txt`: how calls are divided, what is said of them, how busy workers are.
+//! A change of plans is meant or it is a mistake: `SDPA_GOLDEN=write cargo test --test attention plans` writes the file anew.
+
+use crate::support::Rng;
+use core::fmt::Write as _;
+use sdpa::{
+    Alignment, Attention, Exec, Inputs, Isa, KvCache, KvShape, Machine, Mask, Outputs, Plan, Point, Problem, View,
+    ViewMut, Window,
+};
+use std::path::Path;
+
+/// Number of plans in the file.
+const PLANS: u64 = 240;
+
+/// Sizes of a call.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    heads: usize,
+    kv: KvShape,
+    rows: usize,
+    keys: usize,
+}
+
+impl Sizes {
+    fn draw(rng: &mut Rng) -> Self {
+        let (heads, kv_heads) = rng.pick(&[(0, 0), (1, 1), (1, 1), (4, 1), (6, 2), (8, 2), (12, 12), (128, 1)]);
+        let head_dim = rng.pick(&[1, 16, 64, 80, 128, 256, 576]);
+        let value_dim = if rng.below(3) == 0 { rng.pick(&[1, 17, 64, 512]) } else { head_dim };
+        Self {
+            batch: rng.pick(&[0, 1, 1, 1, 2, 5, 16]),
+            heads,
+            kv: KvShape { kv_heads, head_dim, value_dim },
+            rows: rng.pick(&[0, 1, 1, 1, 2, 3, 5, 16, 17, 25, 33, 97, 100, 128, 129, 384, 385, 1000, 4096]),
+            keys: rng.pick(&[0, 1, 5, 255, 256, 257, 300, 512, 1000, 4096, 10_000, 100_000]),
+        }
+    }
+}
+
+/// Rules that are key ranges, in words too.
+fn draw_rules(rng: &mut Rng, what: &mut String) -> Attention {
+    let alignment =
+        rng.pick(&[Alignment::TopLeft, Alignment::BottomRight, Alignment::BottomRight, Alignment::Offset(-300)]);
+    let mut attention = Attention::new().align(alignment);
+    *what += &format!(", {alignment:?}");
+    if rng.below(2) == 0 {
+        attention = attention.causal();
+        *what += ", causal";
+    }
+    if rng.below(3) == 0 {
+        let sides = [rng.pick(&[None, Some(0), Some(100), Some(3000)]), rng.pick(&[None, Some(0), Some(40)])];
+        let first = rng.pick(&[0, 0, 4, 700]);
+        attention = attention.window(Window::inclusive(sides[0], sides[1]).keep_first(first));
+        *what += &format!(", window {sides:?} and {first} first keys");
+    }
+    attention
+}
+
+/// Ends of sequences of any length, that of the last at `all`.
+fn draw_ends(rng: &mut Rng, sequences: usize, all: usize) -> Vec<usize> {
+    let mut ends: Vec<usize> = (1..sequences).map(|_| rng.below(all + 1)).collect();
+    ends.extend([0, all]);
+    ends.sort_unstable();
+    ends
+}
+
+/// Plans the call of a number, and returns what there is to say about it.
+fn line(number: u64) -> String {
+    let rng = &mut Rng::new(number);
+    let sizes = Sizes::draw(rng);
+    let Sizes { batch, heads, kv: KvShape { kv_heads, head_dim, value_dim }, rows, keys } = sizes;
+    let mut what = format!("{batch} × {heads}/{kv_heads} heads, {rows} × {keys}, {head_dim} → {value_dim}");
+    let attention = draw_rules(rng, &mut what);
+    // One row that is read again and again: only plans are made of it.
+    let one = vec![0.5f32; head_dim.max(value_dim)];
+    let stride = rng.pick(&[1, 1, 1, 0]);
+    let view = |[batch, heads, rows, dim]: [usize; 4], stride| {
+        View::from_strides(&one, 0, [batch, heads, rows, dim], [0, 0, 0, stride])
+    };
+    let q = |batch, rows| view([batch, heads, rows, head_dim], stride).unwrap();
+    let [k, v] = [head_dim, value_dim].map(|dim| view([batch, kv_heads, keys, dim], 1).unwrap());
+    let of = |sizes: Sizes| sizes.batch * sizes.heads * sizes.rows;
+    let (mut out, mut lse) = (vec![0.0; of(sizes) * value_dim], vec![0.0; of(sizes)]);
+    let mut sums = vec![0.0; batch * kv_heads * keys];
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [batch, heads, rows, value_dim]).unwrap());
+    let (mask, bias) = ([1u8], [0.0f32]);
+    match rng.below(9) {
+        // Caches whose sequences share what they held when they were forked.
+        0 if batch > 0 && kv_heads > 0 => {
+            let mut cache = KvCache::new(batch, sizes.kv).unwrap();
+            let lens: Vec<usize> = (0..batch).map(|_| rng.below(900)).collect();
+            for (sequence, &len) in lens.iter().enumerate() {
+                if sequence % 3 == 1 {
+                    cache.fork(sequence - 1, sequence).unwrap();
+                }
+                let [k, v] = [head_dim, value_dim].map(|dim| view([1, kv_heads, len, dim], 1).unwrap());
+                cache.append_to(sequence, k, v).unwrap();
+            }
+            write!(what, ", a cache of {lens:?}, every third of which is a fork").unwrap();
+            if rng.below(2) == 0 {
+                return said(what, &attention.problem(Inputs::cached(q(batch, rows), &cache), outputs).unwrap(), rng);
+            }
+            let ends = draw_ends(rng, batch, rows);
+            write!(what, ", rows end at {ends:?}").unwrap();
+            let mut out = vec![0.0; heads * rows * value_dim];
+            let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, heads, rows, value_dim]).unwrap());
+            let inputs = Inputs::cached(q(1, rows), &cache).ragged_queries(&ends);
+            said(what, &attention.problem(inputs, outputs).unwrap(), rng)
+        }
+        1 if batch > 0 => {
+            let ends = [rows, keys].map(|all| draw_ends(rng, batch, all));
+            write!(what, ", ragged, sequences end at {ends:?}").unwrap();
+            let [k, v] = [head_dim, value_dim].map(|dim| view([1, kv_heads, keys, dim], 1).unwrap());
+            let mut out = vec![0.0; heads * rows * value_dim];
+            let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, heads, rows, value_dim]).unwrap());
+            let inputs = Inputs::new(q(1, rows), k, v).ragged(&ends[0], &ends[1]);
+            said(what, &attention.problem(inputs, outputs).unwrap(), rng)
+        }
+        2 => {
+            let lens: Vec<usize> = (0..batch).map(|_| rng.below(keys + 1)).collect();
+            write!(what, ", lengths {lens:?}").unwrap();
+            said(what, &attention.problem(Inputs::new(q(batch, rows), k, v).kv_lens(&lens), outputs).unwrap(), rng)
+        }
+        3 => {
+            what += ", lse and sums";
+            let outputs = outputs
+                .lse(ViewMut::bhld(&mut lse, [batch, heads, rows, 1]).unwrap())
+                .key_weight_sums(ViewMut::bhld(&mut sums, [batch, kv_heads, keys, 1]).unwrap());
+            said(what, &attention.problem(Inputs::new(q(batch, rows), k, v), outputs).unwrap(), rng)
+        }
+        4 => {
+            what += ", mask and bias";
+            let mask = Mask::keep(View::from_strides(&mask, 0, [1, 1, rows, keys], [0; 4]).unwrap());
+            let bias = View::from_strides(&bias, 0, [1, 1, rows, keys], [0; 4]).unwrap();
+            let inputs = Inputs::new(q(batch, rows), k, v).mask(mask).bias(bias);
+            said(what, &attention.problem(inputs, outputs).unwrap(), rng)
+        }
+        5 if of(sizes) * keys < 1 << 20 => {
+            what += ", weights";
+            let mut weights = vec![0.0; of(sizes) * keys];
+            let weights = ViewMut::bhld(&mut weights, [batch, heads, rows, keys]).unwrap();
+            let outputs = outputs.scores(Point::Weights, weights);
+            said(what, &attention.problem(Inputs::new(q(batch, rows), k, v), outputs).unwrap(), rng)
+        }
+        _ => said(what, &attention.problem(Inputs::new(q(batch, rows), k, v), outputs).unwrap(), rng),
+    }
+}
+
+/// Returns what a plan of a problem is, in a line.
+fn said(what: String, problem: &Problem<'_>, rng: &mut Rng) -> String {
+    let threads = rng.pick(&[1, 1, 2, 3, 16, 100]);
+    // Tiles of this instruction set are the same on every machine.
+    let portable = Isa::from_name("portable").unwrap();
+    let plan = Plan::new(problem, Exec::serial().threads(threads).isa(portable));
+    let machine = Machine { flops: 1e11, bytes: 1e10 };
+    let e = plan.explain(problem, Some(machine));
+    // The widest instruction set is another on another machine.
+    let notes = e.notes.iter().filter(|note| !note.contains("as set;")).count();
+    let division = plan.to_string();
+    let mut line = format!("{what}, {threads} threads: {}", division.lines().last().unwrap());
+    write!(line, "; {} bytes of partials; blocks {:?}", plan.partials_bytes(), e.blocks).unwrap();
+    write!(line, "; {} of {} FLOP useful", e.useful_flops, e.computed_flops).unwrap();
+    write!(line, "; {} bytes, {} shared", e.bytes, e.shared_bytes).unwrap();
+    write!(line, "; {:.3} ms; {notes} notes; busy", e.seconds.unwrap() * 1e3).unwrap();
+    for workers in [1, 2, 7, 100] {
+        let busy = plan.balance(problem, workers);
+        let (count, sum) = (busy.len(), busy.iter().fold(0.0, |sum, busy| sum + busy));
+        write!(line, " {sum:.4}/{count}").unwrap();
+    }
+    line
+}
+
+#[test]
+fn plans_are_those_of_the_file() {
+    let lines: String = (0..PLANS).map(|number| format!("{number} {}\n", line(number))).collect();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/plans.txt");
+    if std::env::var("SDPA_GOLDEN").is_ok_and(|value| value == "write") {
+        std::fs::write(&path, &lines).unwrap();
+    }
+    let golden = std::fs::read_to_string(&path).unwrap();
+    for (got, expected) in lines.lines().zip(golden.lines()) {
+        assert_eq!(got, expected, "if that is meant: SDPA_GOLDEN=write cargo test --test attention plans");
+    }
+    assert_eq!(lines.lines().count(), golden.lines().count());
+}
