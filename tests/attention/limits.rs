@@ -136,4 +136,6 @@ fn inputs_of_heads_have_their_heads_of_a_bias() {
     let ends = ([0, 1, 1], [0, 0, 1]);
     let ragged = Inputs::new(q, kv, kv).ragged(&ends.0, &ends.1);
     assert_eq!((ragged.ragged_ends(), Inputs::new(q, kv, kv).ragged_ends()), (Some([&ends.0[..], &ends.1]), None));
+    let lens = Inputs::new(q, kv, kv).kv_lens(&[1]);
+    assert_eq!((lens.key_lens(), Inputs::new(q, kv, kv).key_lens()), (Some(&[1][..]), None));
 }

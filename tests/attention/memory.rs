@@ -1,5 +1,6 @@
 //! Memory: what a plan says it takes, whatever the options and lengths; and that warm runs take none.
 
+mod held;
 mod scratch;
 mod steps;
 mod warm;

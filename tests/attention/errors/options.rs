@@ -133,10 +133,11 @@ fn ragged<'a>(q: &'a [usize], k: &'a [usize]) -> Inputs<'a> {
 #[test]
 fn cumulative_lengths() {
     assert_eq!(refusal(Attention::new(), ragged(&[0, 2, 2, 6], &[0, 0, 5, 9]), RAGGED, none), None);
-    let cases: [(&[usize], &[usize], &str); 10] = [
+    let cases: [(&[usize], &[usize], &str); 11] = [
         (&[], &[0, 9], "ragged q: the list of cumulative lengths is 0, but must be at least 1"),
         (&[0, 6], &[], "ragged k: the list of cumulative lengths is 0, but must be at least 1"),
         (&[1, 6], &[0, 9], "ragged q: entry 0 is 1, but must be exactly 0; cumulative lengths begin with 0"),
+        (&[0], &[0, 9], "ragged q: entry 0 is 0, but must be exactly 6; the last one is the number of rows of q, 6"),
         (&[0, 6], &[2, 9], "ragged k: entry 0 is 2, but must be exactly 0; cumulative lengths begin with 0"),
         (&[0, 4, 3, 6], &[0, 1, 2, 9], "ragged q: entry 2 is 3, but must be at least 4, the entry before it"),
         (&[0, 1, 2, 6], &[0, 5, 4, 9], "ragged k: entry 2 is 4, but must be at least 5, the entry before it"),

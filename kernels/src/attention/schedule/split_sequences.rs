@@ -220,3 +220,21 @@ pub(crate) fn part_floats(rows: usize, width: usize) -> usize {
     let padded = rows.checked_next_multiple_of(LANES).unwrap_or(usize::MAX);
     padded.saturating_mul(2).saturating_add(rows.saturating_mul(width))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_together_if_one_run_has_them() {
+        for (all, runs) in (0..20).flat_map(|all| (0..9).map(move |runs| (all, runs))) {
+            let cut = Runs::new(all, runs);
+            for units in (0..=all).flat_map(|start| (start..=all).map(move |end| start..end)) {
+                let run_of = |unit| (0..cut.len()).position(|run| cut.units(run).contains(&unit)).unwrap();
+                let mut of_each = units.clone().map(run_of);
+                let expected = of_each.next().is_none_or(|first| of_each.all(|run| run == first));
+                assert_eq!(cut.together(units.clone()), expected, "{units:?} of {cut:?}");
+            }
+        }
+    }
+}
