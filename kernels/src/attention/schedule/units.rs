@@ -147,8 +147,7 @@ impl Units<'_> {
         self.entries() * self.heads * merges_of(self.most_rows)
     }
 
-    /// Returns the merge with this number, which is below [`Self::merges`], if it has rows, or is the first of its entry and
-    /// head.
+    /// Returns the merge with this number, which is below [`Self::merges`], if it has rows.
     pub(crate) fn merge(&self, number: usize) -> Option<Merge> {
         let chunks = merges_of(self.most_rows);
         let (number, chunk) = (number / chunks, number % chunks);
@@ -156,7 +155,7 @@ impl Units<'_> {
         let first = chunk * MERGED_ROWS;
         let rows = first..self.rows(entry).min(first + MERGED_ROWS);
         let rows = RowSet::of(self.sequence(entry), head, rows);
-        (chunk == 0 || !rows.rows.is_empty()).then_some(Merge { entry, rows })
+        (!rows.rows.is_empty()).then_some(Merge { entry, rows })
     }
 }
 
