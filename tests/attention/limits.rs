@@ -62,6 +62,8 @@ fn keys_of_integers_end_with_the_longest() {
         assert!(PagePool::new(1, 16, shape(1 << 17), CacheFormat::Int4(kind)).is_ok());
         assert!(PagePool::new(1, 16, shape((1 << 17) + 1), CacheFormat::Int4(kind)).is_err());
     }
+    let floats = CacheFormat::Elements(Dtype::F32);
+    assert!(PagePool::new(1, 16, shape((1 << 17) + 1), floats).is_ok(), "of floats there may be more");
     assert!(cache(1 << 17).int8(KeyScales::PerToken).is_ok());
     assert!(matches!(cache((1 << 17) + 1).int8(KeyScales::PerToken), Err(Error::Range { .. })));
     assert!(PagePool::new(1, 16, shape(1 << 17), CacheFormat::Int8PerToken).is_ok());
@@ -117,6 +119,23 @@ fn weights_over_a_sliding_cache_end_with_the_first_block_that_it_evicts() {
     assert!((compute(200, 1).unwrap() - 1.0).abs() < 1e-6);
     assert_eq!(compute(400, 0), Ok(0.0));
     assert!(matches!(compute(1, 1), Err(Error::Needs { needs: "a cache that keeps all keys", .. })));
+}
+
+/// A sliding cache can be exported and imported from the token on with which it evicts a block.
+#[test]
+fn a_cache_is_imported_from_the_length_on_that_evicts_its_first_block() {
+    let shape = KvShape { kv_heads: 1, head_dim: 1, value_dim: 1 };
+    for (last, first) in [(1, 0), (10, 0), (300, 3)] {
+        let mut cache = KvCache::sliding(1, shape, NonZeroUsize::new(last).unwrap(), first).unwrap();
+        let row = [0.5];
+        let row = View::bhld(&row, [1, 1, 1, 1]).unwrap();
+        for len in 1..900 {
+            cache.append(row, row).unwrap();
+            let imported = KvCache::import(&cache.export().unwrap()).unwrap();
+            assert_eq!((imported.lens(), imported.evicted(0)), (&[len][..], cache.evicted(0)));
+        }
+        assert!(!cache.evicted(0).unwrap().is_empty());
+    }
 }
 
 /// Inputs of some heads have these heads of a bias, whether it is for each query head or for each key/value head.

@@ -1,5 +1,7 @@
 //! Prefixes that sequences share, in forks of a cache, in pages and in tensors: they are read once, and no bit shows it.
 
+mod alone;
+
 use crate::counting::counted;
 use crate::kv_support::{Pool, append_part, cache_of, every_format, same_full};
 use crate::options::elements::Rounded;

@@ -8,8 +8,8 @@ use crate::positions::of_state;
 use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs};
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, AttnState, Bound, Error, Exec, Inputs, KvCache, KvShape, Mask, Mods, Outputs, Position,
-    Precision, View, ViewMut, Window,
+    Alignment, Attention, AttnState, BlockClass, BlockPosition, Bound, Error, Exec, Inputs, KvCache, KvShape, Mask,
+    MaskMod, Mods, Outputs, Position, Precision, View, ViewMut, Window,
     masks::{Documents, PrefixLm},
 };
 
@@ -135,6 +135,20 @@ fn functions_see_positions_among_all_keys() {
     }
 }
 
+/// Mask that hides everything and records the keys of the blocks that it is asked about.
+struct Recorder<'a>(&'a std::sync::Mutex<Vec<Range<usize>>>);
+
+impl MaskMod for Recorder<'_> {
+    fn keep(&self, _: Position) -> bool {
+        false
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        self.0.lock().unwrap().push(block.keys);
+        BlockClass::None
+    }
+}
+
 #[test]
 fn keys_that_rules_hide_need_not_come() {
     let attention = Attention::new().causal().align(Alignment::Offset(300));
@@ -170,6 +184,13 @@ fn keys_that_rules_hide_need_not_come() {
     let documents = Mods::new().mask(Documents::by_ends(&[300, 700]).unwrap());
     let in_second = AttnState::from_inputs(attention, inputs, Exec::serial()).unwrap().mods(&documents).unwrap();
     assert!(!in_second.sees(0..300) && in_second.sees(299..301) && !in_second.sees(304..305));
+    // Functions are asked about the keys of one block at a time.
+    let asked = std::sync::Mutex::new(Vec::new());
+    let recorded = Mods::new().mask(Recorder(&asked));
+    let recording = AttnState::from_inputs(Attention::new(), inputs, Exec::serial()).unwrap().mods(&recorded).unwrap();
+    assert!(!recording.sees(200..800));
+    drop(recording);
+    assert_eq!(*asked.lock().unwrap(), [200..256, 256..512, 512..768, 768..800]);
     let mut state = state(attention, Some(&[20]));
     assert_eq!(state.skip(1).unwrap_err().to_string(), "skip: needs keys that no row sees");
     let ones = [1.0; 20];

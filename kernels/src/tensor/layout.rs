@@ -331,4 +331,13 @@ mod tests {
         }
         assert!(once > 1000 && interleaved > 100, "{once} hold each element once, {interleaved} of them interleaved");
     }
+
+    #[cfg(feature = "ndarray")]
+    #[test]
+    fn layouts_without_gaps() {
+        let has_no_gaps = |shape, strides| Layout { offset: 9, shape, strides }.has_no_gaps();
+        assert!(has_no_gaps([2, 3, 1, 4], [12, 4, 0, 1]) && has_no_gaps([2, 3, 4, 1], [-1, 2, 6, 0]));
+        assert!(has_no_gaps([1; 4], [5; 4]) && has_no_gaps([1, 0, 2, 2], [0; 4]));
+        assert!(!has_no_gaps([2, 3, 1, 4], [13, 4, 0, 1]) && !has_no_gaps([1, 1, 2, 4], [0, 0, 0, 1]));
+    }
 }
