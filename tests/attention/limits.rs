@@ -121,6 +121,26 @@ fn weights_over_a_sliding_cache_end_with_the_first_block_that_it_evicts() {
     assert!(matches!(compute(1, 1), Err(Error::Needs { needs: "a cache that keeps all keys", .. })));
 }
 
+/// A bias of one sequence of a batch is for all of them, for each, or for each of a period.
+#[test]
+fn a_bias_for_another_number_of_sequences_is_refused_for_one_of_them_too() {
+    let x = [0.0f32; 6 * 5];
+    let view = |batch, rows| View::bhld(&x[..batch * rows], [batch, 1, rows, 1]).unwrap();
+    for (batch, period, fits) in [
+        (1, None, true),
+        (6, None, true),
+        (3, None, false),
+        (3, Some(3), true),
+        (2, Some(3), false),
+        (1, Some(3), true),
+    ] {
+        let bias = View::from_strides(&x, 0, [batch, 1, 1, 5], [0; 4]).unwrap();
+        let inputs = Inputs::new(view(6, 1), view(6, 5), view(6, 5)).bias(bias);
+        let inputs = period.map_or(inputs, |period| inputs.batch_period(period));
+        assert_eq!(inputs.of_sequence(4, 0..1).is_ok(), fits, "a bias for {batch}, period {period:?}");
+    }
+}
+
 /// A sliding cache can be exported and imported from the token on with which it evicts a block.
 #[test]
 fn a_cache_is_imported_from_the_length_on_that_evicts_its_first_block() {

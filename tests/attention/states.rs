@@ -184,6 +184,13 @@ fn keys_that_rules_hide_need_not_come() {
     let documents = Mods::new().mask(Documents::by_ends(&[300, 700]).unwrap());
     let in_second = AttnState::from_inputs(attention, inputs, Exec::serial()).unwrap().mods(&documents).unwrap();
     assert!(!in_second.sees(0..300) && in_second.sees(299..301) && !in_second.sees(304..305));
+    // States without rows, heads or sequences see nothing.
+    for shape in [[0, 1, 4, 1], [1, 0, 4, 1], [1, 1, 0, 1]] {
+        let (q, kv) = (View::<f32>::bhld(&[], shape).unwrap(), [shape[0], shape[1], 0, 1]);
+        let none = View::<f32>::bhld(&[], kv).unwrap();
+        let state = AttnState::from_inputs(Attention::new(), Inputs::new(q, none, none), Exec::serial()).unwrap();
+        assert!(!state.sees(0..9), "{shape:?}");
+    }
     // Functions are asked about the keys of one block at a time.
     let asked = std::sync::Mutex::new(Vec::new());
     let recorded = Mods::new().mask(Recorder(&asked));
