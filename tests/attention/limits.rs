@@ -121,6 +121,20 @@ fn weights_over_a_sliding_cache_end_with_the_first_block_that_it_evicts() {
     assert!(matches!(compute(1, 1), Err(Error::Needs { needs: "a cache that keeps all keys", .. })));
 }
 
+/// Sequences of a cache are named up to the last.
+#[test]
+fn sequences_of_a_call_end_with_those_of_the_cache() {
+    let cache = KvCache::new(3, SHAPE).unwrap();
+    let (q, mut out) = ([0.0; 2 * 3], [0.0; 2 * 5]);
+    let q = View::bhld(&q, [1, 2, 1, 3]).unwrap();
+    let mut problem = |sequence| {
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, 1, 5]).unwrap());
+        Attention::new().problem(Inputs::cached(q, &cache).sequences(&[sequence]), outputs).map(drop)
+    };
+    assert_eq!(problem(2), Ok(()));
+    assert_eq!(problem(3), Err(Error::Sequence { argument: "sequences", got: 3, sequences: 3 }));
+}
+
 /// A bias of one sequence of a batch is for all of them, for each, or for each of a period.
 #[test]
 fn a_bias_for_another_number_of_sequences_is_refused_for_one_of_them_too() {
