@@ -69,6 +69,7 @@ fn keys_of_integers_end_with_the_longest() {
     assert!(PagePool::new(1, 16, shape(1 << 17), CacheFormat::Int8PerToken).is_ok());
     assert!(PagePool::new(1, 16, shape((1 << 17) + 1), CacheFormat::Int8PerToken).is_err());
     // What an empty cache was set to may be set again.
+    assert!(cache(64).int8(KeyScales::PerToken).and_then(|cache| cache.int8(KeyScales::PerToken)).is_ok());
     let twice = cache(64).int4(Int4::Symmetric).and_then(|cache| cache.int4(Int4::Centred)).unwrap();
     assert_eq!(twice.format(), CacheFormat::Int4(Int4::Centred));
 }

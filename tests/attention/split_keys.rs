@@ -1,7 +1,11 @@
 //! Blocks of keys shared out where rows are few: plans for other problems of the same shape, and dimensions of any size.
 
 use crate::support::{LAYOUTS, Tensors, execs};
-use sdpa::{Alignment, Attention, BlockTable, Exec, Inputs, Outputs, Pages, Plan, View, ViewMut, Window, Workspace};
+use sdpa::{
+    Alignment, Attention, BlockTable, Exec, Inputs, Mods, Outputs, Pages, Plan, Position, Run, ThreadPool, View,
+    ViewMut, Window, Workspace,
+};
+use std::time::Duration;
 
 /// One row against several blocks, by a plan for somebody else's problem.
 #[test]
@@ -168,5 +172,32 @@ fn keys_that_nobody_sees_take_no_memory() {
         let (all, few) = (Attention::new(), Attention::new().causal().align(Alignment::TopLeft));
         assert_eq!(run(all, inputs(KEYS).kv_lens(&[5]), exec), run(all, inputs(5), exec));
         assert_eq!(run(few, inputs(KEYS), exec), run(few, inputs(2), exec));
+    }
+}
+
+/// A worker that has nothing more to accumulate waits a little, then leaves the merge to the one that still has.
+#[test]
+fn whoever_comes_too_early_does_not_merge() {
+    let tensors = Tensors::normal([1, 1, 1, 1, 4096, 16, 16], 9);
+    let pool = ThreadPool::new(2).unwrap();
+    let run = |exec: Exec<'_>, late: usize| {
+        let mods = Mods::new().score(move |score: f32, at: Position| {
+            if at.key == late {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            score
+        });
+        let mut out = vec![f32::NAN; 16];
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 16]).unwrap());
+        let problem = Attention::new().problem(tensors.inputs(), outputs).unwrap();
+        let plan = Plan::new(&problem, exec);
+        assert!(plan.partials_bytes() > 0, "{plan}");
+        problem.run_once_with(exec, Run::new().mods(&mods)).unwrap();
+        out
+    };
+    let expected = run(Exec::serial(), usize::MAX);
+    for late in [0, 300, 4095] {
+        let exec = Exec::on(&pool).threads(2);
+        assert_eq!(run(exec, late), expected, "key {late} takes long");
     }
 }
