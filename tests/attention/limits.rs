@@ -122,6 +122,15 @@ fn weights_over_a_sliding_cache_end_with_the_first_block_that_it_evicts() {
     assert!(matches!(compute(1, 1), Err(Error::Needs { needs: "a cache that keeps all keys", .. })));
 }
 
+/// A cause is named where an index is below 0, not where the first is.
+#[test]
+fn views_that_are_too_long_say_so() {
+    let x = [0.0; 3];
+    let said =
+        |offset, stride| View::from_strides(&x, offset, [1, 1, 2, 2], [0, 0, stride, 1]).unwrap_err().to_string();
+    assert!(!said(0, 2).contains("negative") && said(0, -1).contains("negative"), "{}", said(0, 2));
+}
+
 /// Sequences of a cache are named up to the last.
 #[test]
 fn sequences_of_a_call_end_with_those_of_the_cache() {
