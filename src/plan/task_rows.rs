@@ -38,7 +38,7 @@ impl RowCost {
         // Sequences that are not ragged have as many rows each; there may be any number of them.
         let count = if call.options.ragged.is_some() { call.sequence_count() } else { call.sequence_count().min(1) };
         let longest = (0..count).map(|index| call.sequence(index)).max_by_key(|sequence| sequence.q_len);
-        let Some(sequence) = longest.filter(|sequence| sequence.q_len > 0) else { return Self::Even };
+        let Some(sequence) = longest else { return Self::Even };
         let seen = |row: usize| {
             let keys = call.keys_of_row(&sequence, row);
             keys.prefix + keys.end.saturating_sub(keys.start)

@@ -2,7 +2,7 @@
 //! padding, refusals.
 
 use crate::options::{Case, Full, Wanted, check_against_oracle, kept};
-use crate::support::{Rng, Tensor, assert_same_bits, execs, fewer};
+use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs, fewer};
 use sdpa::masks::Documents;
 use sdpa::{
     Alignment, Attention, AttnState, Error, Exec, Inputs, KvCache, KvShape, Mods, Outputs, Position, Run, View,
@@ -261,4 +261,26 @@ fn positions_that_do_not_fit_are_refused() {
     state.push(x, x).expect("as many keys as positions");
     let text = state.push(x, x).expect_err("more keys").to_string();
     assert_eq!(text, "k: rows is 3, but must be at most 0, the key positions that are left");
+}
+
+/// A sequence needs positions for the keys that it has, however many are pushed for the others.
+#[test]
+fn a_short_sequence_has_as_many_positions_as_keys() {
+    let tensors = Tensors::normal([2, 1, 1, 3, 700, 4, 4], 5);
+    let (long, short): (Vec<i32>, Vec<i32>) = ((0..700).map(|n| 699 - n).collect(), (0..10).rev().collect());
+    let (rows, keys): ([&[i32]; 2], [&[i32]; 2]) = ([&[5, 300, 600], &[9, 5, 0]], [&long, &short]);
+    let inputs = tensors.inputs().kv_lens(&[700, 10]).row_positions(&rows).key_positions(&keys);
+    let attention = Attention::new().causal();
+    let [mut whole, mut parts] = [[0.0; 24]; 2];
+    fn outputs(out: &mut [f32]) -> Outputs<'_> {
+        Outputs::new(ViewMut::bhld(out, [2, 1, 3, 4]).expect("dense"))
+    }
+    sdpa::attention(&attention, inputs, outputs(&mut whole)).expect("a good call");
+    let mut state = AttnState::from_inputs(attention, inputs, Exec::serial()).expect("a state");
+    for cut in [0..5, 5..300, 300..600, 600..700] {
+        let part = |x: &Tensor| x.part(0..2, 0..1, cut.clone());
+        state.push(part(&tensors.k).view(), part(&tensors.v).view()).expect("they have positions");
+    }
+    state.read(outputs(&mut parts)).expect("they fit");
+    assert_eq!(whole.map(f32::to_bits), parts.map(f32::to_bits));
 }

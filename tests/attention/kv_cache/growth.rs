@@ -131,6 +131,22 @@ fn memory_that_was_left_is_used_again() {
     assert_eq!(cache.bytes(), held);
 }
 
+/// A block that sequences share stays one block, however few of its keys they have.
+#[test]
+fn a_shared_block_is_not_copied_to_give_memory_back() {
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap();
+    let tokens = new_tokens(&cache, 200, &mut Rng::new(6));
+    append(&mut cache, 0, &tokens);
+    cache.fork(0, 1).unwrap();
+    (0..2).for_each(|sequence| cache.truncate(sequence, 100).unwrap());
+    let held = cache.bytes();
+    cache.shrink();
+    assert_eq!(cache.bytes(), held);
+    cache.clear(0).unwrap();
+    cache.shrink();
+    assert!(cache.bytes() < held);
+}
+
 /// Memory that no key is in is given back, and what is left has the same bits, and can be appended to.
 #[test]
 fn a_cache_that_gave_memory_back_is_one_that_never_had_it() {

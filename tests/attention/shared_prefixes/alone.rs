@@ -1,8 +1,9 @@
-//! One option at a time, each of which tells rows of one sequence from those of another that see the same keys.
+//! One option at a time, each of which tells rows of one sequence from those of another that see the same keys; and windows.
 
 use super::{Family, check_forks_and_pages, every};
 use crate::options::Case;
 use crate::options::mods::Functions;
+use sdpa::{Alignment, Window};
 
 #[test]
 fn with_each_option_alone() {
@@ -34,4 +35,17 @@ fn with_each_option_alone() {
         }
     });
     assert!(seen.iter().all(|&seen| seen > 0), "{seen:?}");
+}
+
+/// Workers that have no rows take key blocks of a window, of which the first are hidden.
+#[test]
+fn under_a_window() {
+    every(400..412, true, |what, rng, family, exec| {
+        for left in [10, 300, 700] {
+            let window = Some(Window::inclusive(Some(left), None));
+            let case = Case { window, causal: true, alignment: Some(Alignment::BottomRight), ..family.case.clone() };
+            let family = Family { case, origins: family.origins.clone() };
+            check_forks_and_pages(&format!("{what}, {left} keys to the left"), rng, &family, exec);
+        }
+    });
 }
