@@ -3,7 +3,7 @@
 use crate::support::Rng;
 use sdpa::{
     Alignment, Attention, BlockTable, CacheFormat, Dtype, Error, Exec, Inputs, Int4, KeyScales, KvCache, KvShape,
-    Outputs, PagePool, View, ViewMut, Window,
+    Outputs, PagePool, Plan, View, ViewMut, Window,
 };
 use std::num::NonZeroUsize;
 
@@ -142,7 +142,29 @@ fn sequences_of_a_call_end_with_those_of_the_cache() {
         Attention::new().problem(Inputs::cached(q, &cache).sequences(&[sequence]), outputs).map(drop)
     };
     assert_eq!(problem(2), Ok(()));
-    assert_eq!(problem(3), Err(Error::Sequence { argument: "sequences", got: 3, sequences: 3 }));
+    let refused = Err(Error::Sequence { argument: "sequences", got: 3, sequences: 3 });
+    assert_eq!(problem(3), refused);
+    let pool = PagePool::new(1, 16, SHAPE, CacheFormat::Elements(Dtype::F32)).unwrap();
+    let pages = pool.pages(BlockTable { entries: &[], lens: &[0; 3] }).unwrap();
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, 1, 5]).unwrap());
+    let problem = Attention::new().problem(Inputs::paged(q, pages).sequences(&[3]), outputs);
+    assert_eq!(problem.map(drop), refused);
+}
+
+/// Blocks of keys are divided as long as their results take a sixteenth of what is read, if that is more than a megabyte.
+#[test]
+fn partial_results_take_a_sixteenth_of_what_is_read() {
+    let row = [0.5; 64];
+    // Maxima, sums and outputs of 16 rows: (2 + 64) · 16 numbers; and 256 · (2 + 64) are read.
+    for (dim, divided) in [(2, true), (1, false)] {
+        let view = |rows, dim| View::from_strides(&row, 0, [1, 1, rows, dim], [0, 0, 0, 1]).unwrap();
+        let mut out = [0.0; 16 * 64];
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 16, 64]).unwrap());
+        let inputs = Inputs::new(view(16, dim), view(300 * 256, dim), view(300 * 256, 64));
+        let problem = Attention::new().problem(inputs, outputs).unwrap();
+        let bytes = Plan::new(&problem, Exec::serial()).partials_bytes();
+        assert_eq!(bytes, if divided { 300 * 66 * 16 * 4 } else { 0 }, "keys of {dim}");
+    }
 }
 
 /// A bias of one sequence of a batch is for all of them, for each, or for each of a period.
@@ -177,6 +199,14 @@ fn a_cache_is_imported_from_the_length_on_that_evicts_its_first_block() {
             cache.append(row, row).unwrap();
             let imported = KvCache::import(&cache.export().unwrap()).unwrap();
             assert_eq!((imported.lens(), imported.evicted(0)), (&[len][..], cache.evicted(0)));
+        }
+        // As short as rows need that come after a rollback.
+        let mut cache = KvCache::sliding(1, shape, NonZeroUsize::new(last).unwrap(), first).unwrap();
+        cache = cache.rollback_room(5).unwrap();
+        (0..900).for_each(|_| cache.append(row, row).unwrap());
+        while cache.truncate(0, cache.lens()[0] - 1).is_ok() {
+            let imported = KvCache::import(&cache.export().unwrap()).unwrap();
+            assert_eq!((imported.lens(), imported.evicted(0)), (cache.lens(), cache.evicted(0)));
         }
         assert!(!cache.evicted(0).unwrap().is_empty());
     }

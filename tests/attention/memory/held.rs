@@ -29,4 +29,7 @@ fn pools_say_what_they_hold() {
         let (_, asked) = counted(|| pool = Some(PagePool::new(9, 32, shape, format).unwrap()));
         assert_held(pool.unwrap().bytes(), asked);
     }
+    // Beside the elements there is room to begin with a cache line.
+    let floats = PagePool::new(9, 32, shape, CacheFormat::Elements(Dtype::F32)).unwrap();
+    assert_held(9 * 32 * 2 * (16 + 48) * 4, floats.bytes());
 }
