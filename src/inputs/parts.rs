@@ -316,7 +316,7 @@ impl<'a> Inputs<'a> {
         let len = |len: usize| len.saturating_sub(before).min(n);
         let positions = |(b, list): (usize, &&'a [i32])| {
             let len = len(self.kv_lens.and_then(|lens| lens.get(b)).map_or(list.len(), |&len| len.min(list.len())));
-            &list[before.min(list.len() - len)..][..len]
+            &list[before.min(list.len())..][..len]
         };
         KeyLists {
             lens: self.kv_lens.map(|lens| lens.iter().map(|&of| len(of)).collect()),

@@ -134,15 +134,15 @@ fn memory_that_was_left_is_used_again() {
 /// A block that sequences share stays one block, however few of its keys they have.
 #[test]
 fn a_shared_block_is_not_copied_to_give_memory_back() {
-    let mut cache = KvCache::new(2, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap();
+    let mut cache = KvCache::new(3, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap();
     let tokens = new_tokens(&cache, 200, &mut Rng::new(6));
     append(&mut cache, 0, &tokens);
-    cache.fork(0, 1).unwrap();
-    (0..2).for_each(|sequence| cache.truncate(sequence, 100).unwrap());
+    (1..3).for_each(|sequence| cache.fork(0, sequence).unwrap());
+    (0..3).for_each(|sequence| cache.truncate(sequence, 100).unwrap());
     let held = cache.bytes();
     cache.shrink();
     assert_eq!(cache.bytes(), held);
-    cache.clear(0).unwrap();
+    (1..3).for_each(|sequence| cache.clear(sequence).unwrap());
     cache.shrink();
     assert!(cache.bytes() < held);
 }
