@@ -80,7 +80,7 @@ fn draw_ends(rng: &mut Rng, sequences: usize, all: usize) -> Vec<usize> {
 /// Plans the call of a number, and returns what there is to say about it.
 fn line(number: u64) -> String {
     let rng = &mut Rng::new(number);
-    let sizes = if number % 2 == 0 { Sizes::draw(rng) } else { Sizes::draw_few(rng) };
+    let sizes = if number.is_multiple_of(2) { Sizes::draw(rng) } else { Sizes::draw_few(rng) };
     let Sizes { batch, heads, kv: KvShape { kv_heads, head_dim, value_dim }, rows, keys } = sizes;
     let mut what = format!("{batch} × {heads}/{kv_heads} heads, {rows} × {keys}, {head_dim} → {value_dim}");
     let attention = draw_rules(rng, &mut what);
