@@ -140,7 +140,7 @@ impl Call<'_> {
     fn broadcast_shape(&self, argument: &'static str, given: [usize; 4], cover: Cover) -> Result<[usize; 4], Misfit> {
         let (rows, keys) = self.longest();
         let columns = if cover == Cover::AllKeys { keys } else { given[3].min(keys) };
-        let period = self.options.period.filter(|&period| given[0] == period);
+        let period = self.options.period.filter(|&period| period > 0 && given[0] == period);
         let heads = Some(self.kv.kv_heads()).filter(|&heads| given[1] == heads && given[1] != 1);
         let to = [period.unwrap_or(self.sequence_count()), heads.unwrap_or(self.q.shape()[1]), rows, columns];
         for ((what, got), expected) in ["batch", "heads", "rows", "columns"].into_iter().zip(given).zip(to) {
