@@ -27,8 +27,7 @@ impl PackedPool {
             &table.entries[sequence * width..][keys.start / size..keys.end.div_ceil(size)]
         };
         for (other, &len) in table.lens.iter().enumerate().filter(|_| !moved.is_empty()) {
-            let own = if other == sequence { moved.start..table.lens[sequence] } else { 0..len };
-            let times = |page: &u32| row(other, own.clone()).iter().filter(|&other| other == page).count();
+            let times = |page: &u32| row(other, 0..len).iter().filter(|&other| other == page).count();
             let allowed = usize::from(other == sequence);
             if let Some(&page) = row(sequence, moved.clone()).iter().find(|page| times(page) > allowed) {
                 return Err(PageError::Shared { page, sequences: [sequence.min(other), sequence.max(other)] });
