@@ -2,6 +2,8 @@
 
 #[path = "../support/counting.rs"]
 mod counting;
+#[path = "../support/golden.rs"]
+mod golden;
 #[path = "../support/mistake.rs"]
 mod mistake;
 #[path = "../support/model_folder.rs"]

@@ -1,11 +1,12 @@
 //! Plans by number, held against `tests/golden/plans.txt`: how calls are divided, what is said of them, how busy workers are.
 //! A change of plans is meant or it is a mistake: `SDPA_GOLDEN=write cargo test --test attention plans` writes the file anew.
 
+use crate::golden::are_written;
 use crate::support::Rng;
-use core::fmt::Write as _;
+use core::fmt::{self, Write as _};
 use sdpa::{
-    Alignment, Attention, Exec, Inputs, Isa, KvCache, KvShape, Machine, Mask, Outputs, Plan, Point, Problem, View,
-    ViewMut, Window,
+    Alignment, Attention, Exec, Inputs, Isa, KvCache, KvShape, Machine, Mask, Outputs, Plan, Problem, View, ViewMut,
+    Window,
 };
 use std::path::Path;
 
@@ -50,6 +51,13 @@ impl Sizes {
     }
 }
 
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { batch, heads, kv: KvShape { kv_heads, head_dim, value_dim }, rows, keys } = self;
+        write!(f, "{batch} × {heads}/{kv_heads} heads, {rows} × {keys}, {head_dim} → {value_dim}")
+    }
+}
+
 /// Rules that are key ranges, in words too.
 fn draw_rules(rng: &mut Rng, what: &mut String) -> Attention {
     let alignment =
@@ -77,86 +85,89 @@ fn draw_ends(rng: &mut Rng, sequences: usize, all: usize) -> Vec<usize> {
     ends
 }
 
+/// Views one row that is read again and again: only plans are made of it.
+fn repeated(one: &[f32], shape: [usize; 4], stride: isize) -> View<'_> {
+    View::from_strides(one, 0, shape, [0, 0, 0, stride]).unwrap()
+}
+
+/// Fills a cache with sequences of these lengths, every third of which begins as a fork of the one before.
+fn forked(sizes: Sizes, one: &[f32], lens: &[usize]) -> KvCache {
+    let KvShape { kv_heads, head_dim, value_dim } = sizes.kv;
+    let mut cache = KvCache::new(sizes.batch, sizes.kv).unwrap();
+    for (sequence, &len) in lens.iter().enumerate() {
+        if sequence % 3 == 1 {
+            cache.fork(sequence - 1, sequence).unwrap();
+        }
+        let [k, v] = [head_dim, value_dim].map(|dim| repeated(one, [1, kv_heads, len, dim], 1));
+        cache.append_to(sequence, k, v).unwrap();
+    }
+    cache
+}
+
 /// Plans the call of a number, and returns what there is to say about it.
 fn line(number: u64) -> String {
     let rng = &mut Rng::new(number);
     let sizes = if number.is_multiple_of(2) { Sizes::draw(rng) } else { Sizes::draw_few(rng) };
     let Sizes { batch, heads, kv: KvShape { kv_heads, head_dim, value_dim }, rows, keys } = sizes;
-    let mut what = format!("{batch} × {heads}/{kv_heads} heads, {rows} × {keys}, {head_dim} → {value_dim}");
+    let mut what = sizes.to_string();
     let attention = draw_rules(rng, &mut what);
-    // One row that is read again and again: only plans are made of it.
     let one = vec![0.5f32; head_dim.max(value_dim)];
     let stride = rng.pick(&[1, 1, 1, 0]);
-    let view = |[batch, heads, rows, dim]: [usize; 4], stride| {
-        View::from_strides(&one, 0, [batch, heads, rows, dim], [0, 0, 0, stride])
-    };
-    let q = |batch, rows| view([batch, heads, rows, head_dim], stride).unwrap();
-    let [k, v] = [head_dim, value_dim].map(|dim| view([batch, kv_heads, keys, dim], 1).unwrap());
-    let of = |sizes: Sizes| sizes.batch * sizes.heads * sizes.rows;
-    let (mut out, mut lse) = (vec![0.0; of(sizes) * value_dim], vec![0.0; of(sizes)]);
-    let mut sums = vec![0.0; batch * kv_heads * keys];
-    let outputs = Outputs::new(ViewMut::bhld(&mut out, [batch, heads, rows, value_dim]).unwrap());
-    let (mask, bias) = ([1u8], [0.0f32]);
-    match rng.below(9) {
-        // Caches whose sequences share what they held when they were forked.
+    let q = |batch| repeated(&one, [batch, heads, rows, head_dim], stride);
+    let kv = |batch, dim| repeated(&one, [batch, kv_heads, keys, dim], 1);
+    let tensors = |batch| Inputs::new(q(batch), kv(batch, head_dim), kv(batch, value_dim));
+    let (cache, lens, ends): (KvCache, Vec<usize>, [Vec<usize>; 2]);
+    let kind = rng.below(9);
+    let inputs = match kind {
         0 if batch > 0 && kv_heads > 0 => {
-            let mut cache = KvCache::new(batch, sizes.kv).unwrap();
-            let lens: Vec<usize> = (0..batch).map(|_| rng.below(900)).collect();
-            for (sequence, &len) in lens.iter().enumerate() {
-                if sequence % 3 == 1 {
-                    cache.fork(sequence - 1, sequence).unwrap();
-                }
-                let [k, v] = [head_dim, value_dim].map(|dim| view([1, kv_heads, len, dim], 1).unwrap());
-                cache.append_to(sequence, k, v).unwrap();
-            }
+            lens = (0..batch).map(|_| rng.below(900)).collect();
+            cache = forked(sizes, &one, &lens);
             write!(what, ", a cache of {lens:?}, every third of which is a fork").unwrap();
             if rng.below(2) == 0 {
-                return said(what, &attention.problem(Inputs::cached(q(batch, rows), &cache), outputs).unwrap(), rng);
+                Inputs::cached(q(batch), &cache)
+            } else {
+                ends = [draw_ends(rng, batch, rows), Vec::new()];
+                write!(what, ", rows end at {:?}", ends[0]).unwrap();
+                Inputs::cached(q(1), &cache).ragged_queries(&ends[0])
             }
-            let ends = draw_ends(rng, batch, rows);
-            write!(what, ", rows end at {ends:?}").unwrap();
-            let mut out = vec![0.0; heads * rows * value_dim];
-            let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, heads, rows, value_dim]).unwrap());
-            let inputs = Inputs::cached(q(1, rows), &cache).ragged_queries(&ends);
-            said(what, &attention.problem(inputs, outputs).unwrap(), rng)
         }
         1 if batch > 0 => {
-            let ends = [rows, keys].map(|all| draw_ends(rng, batch, all));
+            ends = [rows, keys].map(|all| draw_ends(rng, batch, all));
             write!(what, ", ragged, sequences end at {ends:?}").unwrap();
-            let [k, v] = [head_dim, value_dim].map(|dim| view([1, kv_heads, keys, dim], 1).unwrap());
-            let mut out = vec![0.0; heads * rows * value_dim];
-            let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, heads, rows, value_dim]).unwrap());
-            let inputs = Inputs::new(q(1, rows), k, v).ragged(&ends[0], &ends[1]);
-            said(what, &attention.problem(inputs, outputs).unwrap(), rng)
+            tensors(1).ragged(&ends[0], &ends[1])
         }
         2 => {
-            let lens: Vec<usize> = (0..batch).map(|_| rng.below(keys + 1)).collect();
+            lens = (0..batch).map(|_| rng.below(keys + 1)).collect();
             write!(what, ", lengths {lens:?}").unwrap();
-            said(what, &attention.problem(Inputs::new(q(batch, rows), k, v).kv_lens(&lens), outputs).unwrap(), rng)
-        }
-        3 => {
-            what += ", lse and sums";
-            let outputs = outputs
-                .lse(ViewMut::bhld(&mut lse, [batch, heads, rows, 1]).unwrap())
-                .key_weight_sums(ViewMut::bhld(&mut sums, [batch, kv_heads, keys, 1]).unwrap());
-            said(what, &attention.problem(Inputs::new(q(batch, rows), k, v), outputs).unwrap(), rng)
+            tensors(batch).kv_lens(&lens)
         }
         4 => {
             what += ", mask and bias";
-            let mask = Mask::keep(View::from_strides(&mask, 0, [1, 1, rows, keys], [0; 4]).unwrap());
-            let bias = View::from_strides(&bias, 0, [1, 1, rows, keys], [0; 4]).unwrap();
-            let inputs = Inputs::new(q(batch, rows), k, v).mask(mask).bias(bias);
-            said(what, &attention.problem(inputs, outputs).unwrap(), rng)
+            let mask = Mask::keep(View::from_strides(&[1u8], 0, [1, 1, rows, keys], [0; 4]).unwrap());
+            tensors(batch).mask(mask).bias(repeated(&[0.0], [1, 1, rows, keys], 0))
         }
-        5 if of(sizes) * keys < 1 << 20 => {
+        _ => tensors(batch),
+    };
+    let [sequences, ..] = inputs.queries().shape();
+    let all = sequences * heads * rows;
+    let (mut out, mut lse, mut sums) =
+        (vec![0.0; all * value_dim], vec![0.0; all], vec![0.0; sequences * kv_heads * keys]);
+    let few = all * keys < 1 << 20;
+    let mut weights = vec![0.0; if few { all * keys } else { 0 }];
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [sequences, heads, rows, value_dim]).unwrap());
+    let outputs = match kind {
+        3 => {
+            what += ", lse and sums";
+            let outputs = outputs.lse(ViewMut::bhl(&mut lse, [sequences, heads, rows]).unwrap());
+            outputs.key_weight_sums(ViewMut::bhl(&mut sums, [sequences, kv_heads, keys]).unwrap())
+        }
+        5 if few => {
             what += ", weights";
-            let mut weights = vec![0.0; of(sizes) * keys];
-            let weights = ViewMut::bhld(&mut weights, [batch, heads, rows, keys]).unwrap();
-            let outputs = outputs.scores(Point::Weights, weights);
-            said(what, &attention.problem(Inputs::new(q(batch, rows), k, v), outputs).unwrap(), rng)
+            outputs.weights(ViewMut::bhld(&mut weights, [sequences, heads, rows, keys]).unwrap())
         }
-        _ => said(what, &attention.problem(Inputs::new(q(batch, rows), k, v), outputs).unwrap(), rng),
-    }
+        _ => outputs,
+    };
+    said(what, &attention.problem(inputs, outputs).unwrap(), rng)
 }
 
 /// Returns what a plan of a problem is, in a line.
@@ -187,7 +198,7 @@ fn said(what: String, problem: &Problem<'_>, rng: &mut Rng) -> String {
 fn plans_are_those_of_the_file() {
     let lines: String = (0..PLANS).map(|number| format!("{number} {}\n", line(number))).collect();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/plans.txt");
-    if std::env::var("SDPA_GOLDEN").is_ok_and(|value| value == "write") {
+    if are_written() {
         std::fs::write(&path, &lines).unwrap();
     }
     let golden = std::fs::read_to_string(&path).unwrap();

@@ -55,17 +55,21 @@ pub(crate) struct Call {
 /// Variable that has files written, not compared, if it is `write`.
 const VARIABLE: &str = "SDPA_GOLDEN";
 
-/// Holds calls, from number 0 on, against the files of the package's `tests/golden`: one for instruction sets with FMA, whose
-/// bits are all the same, and one for those without. Panics at the first call that differs. `command` runs the test. On a
-/// 32-bit machine calls of which `far` has the number are not compared.
-pub(crate) fn check(calls: &[Call], far: &[usize], command: &str) {
-    let write = match std::env::var(VARIABLE) {
+/// Returns true if files are written, not compared.
+pub(crate) fn are_written() -> bool {
+    match std::env::var(VARIABLE) {
         Err(_) => false,
         Ok(value) => {
             assert_eq!(value, "write", "{VARIABLE}");
             true
         }
-    };
+    }
+}
+
+/// Holds calls, from number 0 on, against the files of the package's `tests/golden`: one for instruction sets with FMA, whose
+/// bits are all the same, and one for those without. Panics at the first call that differs. `command` runs the test. On a
+/// 32-bit machine calls of which `far` has the number are not compared.
+pub(crate) fn check(calls: &[Call], far: &[usize], command: &str) {
     for (name, fused) in [("fma.txt", true), ("no_fma.txt", false)] {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         // The fuzzer's package has the root's.
@@ -77,7 +81,7 @@ pub(crate) fn check(calls: &[Call], far: &[usize], command: &str) {
             println!("{name}: NOT compared, this machine has no such instruction set");
             continue;
         };
-        if write {
+        if are_written() {
             std::fs::write(&path, text(calls, *first)).expect("a file can be written");
         }
         let golden = std::fs::read_to_string(&path).expect("a golden file");
