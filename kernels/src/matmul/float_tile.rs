@@ -9,6 +9,7 @@
 //! sums as it is.
 
 use crate::matmul::operands::{Floats, MulAdd};
+use crate::matmul::tile_rows::TileRows;
 use crate::simd::terms::{Columns, TermRows};
 use crate::simd::{FOUR, Simd, Vector};
 use core::ops::Range;
@@ -35,33 +36,35 @@ impl Chains {
         self.depth / self.len * fours(self.len) + fours(self.depth % self.len)
     }
 
-    /// Writes the dot products of `MR` rows and the columns of `NV` vectors to `sums`, chains added up first to last, and calls
-    /// `beside` before each four terms.
+    /// Returns the dot products of `MR` rows and the columns of `NV` vectors, chains added up first to last; calls `beside` before
+    /// each four terms. Until the last chain, sums are in `kept`: a wide tile has no registers for them, and vectors that the compiler
+    /// keeps on the stack cross cache lines.
     ///
     /// # Safety
-    /// As [`add_products`], for as many terms as the depth.
+    /// As [`add_products`], for as many terms as the depth; `kept` has `MR` rows of `NV` vectors of floats, nobody else's.
     #[inline(always)]
     pub(crate) unsafe fn dot_products<S: Simd, const MR: usize, const NV: usize>(
         self,
         s: S,
         rows: &[*const f32; MR],
         columns: Columns,
-        sums: &mut [[S::V; NV]; MR],
+        kept: TileRows,
         mut beside: impl FnMut(),
-    ) {
+    ) -> [[S::V; NV]; MR] {
         let mut first = 0;
         loop {
             let last = self.depth.min(first + self.len);
-            let mut chain = [[s.splat(0.0); NV]; MR];
-            // SAFETY: `last ≤ depth`, which the caller guarantees.
-            unsafe { add_products(s, TermRows { at: *rows, step: 1 }, columns, first..last, &mut chain, &mut beside) };
-            for r in 0..MR {
-                for n in 0..NV {
-                    sums[r][n] = if first == 0 { chain[r][n] } else { s.add(sums[r][n], chain[r][n]) };
+            let mut sums = [[s.splat(0.0); NV]; MR];
+            // SAFETY: `last ≤ depth`, which the caller guarantees, as it does `kept`, which an earlier turn has written.
+            unsafe {
+                add_products(s, TermRows { at: *rows, step: 1 }, columns, first..last, &mut sums, &mut beside);
+                if first > 0 {
+                    kept.add_to(s, &mut sums);
                 }
-            }
-            if last == self.depth {
-                return;
+                if last == self.depth {
+                    return sums;
+                }
+                kept.store(s, &sums);
             }
             first = last;
         }

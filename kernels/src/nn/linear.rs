@@ -245,6 +245,10 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
     }
 }
 
+/// Memory for the largest tile, which begins at a cache line.
+#[repr(C, align(64))]
+struct Whole([f32; MAX_TILE_ROWS * MAX_TILE_VECS * LANES]);
+
 /// Computes the columns of `NV` panels from `panel` on.
 ///
 /// # Safety
@@ -255,21 +259,22 @@ unsafe fn columns<S: Simd, const NV: usize>(s: S, a: &ProductTile<'_>, panel: us
     debug_assert!(range.start <= panel && panel + NV <= range.end, "panels outside the task");
     let (column, columns) = (panel * LANES, outputs.min((panel + NV) * LANES) - panel * LANES);
     let partial = columns < NV * LANES;
+    // A tile that ends inside a vector is written here first.
+    let mut whole = Whole([0.0; MAX_TILE_ROWS * MAX_TILE_VECS * LANES]);
+    let kept = TileRows { out: whole.0.as_mut_ptr(), stride: MAX_TILE_VECS * LANES };
     for row in (0..rows.len()).step_by(S::TILE_ROWS) {
         let tile_rows = S::TILE_ROWS.min(rows.len() - row);
-        // A tile that ends inside a vector is written to `whole` first.
-        let mut whole = [0.0f32; MAX_TILE_ROWS * MAX_TILE_VECS * LANES];
         // SAFETY: row `row` of `out` exists, as the caller guarantees.
         let there = unsafe { out.add(row * outputs + column) };
-        let (to, stride) = if partial { (whole.as_mut_ptr(), 4 * LANES) } else { (there, outputs) };
+        let to = if partial { kept } else { TileRows { out: there, stride: outputs } };
         // SAFETY: the rows and panels are some of `a`'s; `to` has room for a tile, and in `out` its columns are the caller's.
         by_tile_rows!(tile_rows, most S::TILE_ROWS, |MR| unsafe {
-            tile::<S, MR, NV>(s, a, [row, panel], TileRows { out: to, stride })
+            tile::<S, MR, NV>(s, a, [row, panel], kept, to)
         });
         if partial {
-            for (r, row) in whole.chunks_exact(4 * LANES).take(tile_rows).enumerate() {
-                // SAFETY: `columns` floats of a row of `out`, which are the caller's to write.
-                unsafe { there.add(r * outputs).copy_from_nonoverlapping(row.as_ptr(), columns) };
+            for r in 0..tile_rows {
+                // SAFETY: `columns` floats of a row of `out`, which are the caller's to write, and of the tile.
+                unsafe { there.add(r * outputs).copy_from_nonoverlapping(kept.at::<S>(r, 0), columns) };
             }
         }
     }
@@ -283,12 +288,14 @@ unsafe fn columns<S: Simd, const NV: usize>(s: S, a: &ProductTile<'_>, panel: us
 /// Computes a tile of `MR` rows and `NV` panels: as scores of many rows are, or of few, which prefetch.
 ///
 /// # Safety
-/// Same contract as [`columns`], for these rows; `to` has `MR` rows of `NV` vectors of writable floats.
+/// Same contract as [`columns`], for these rows; `to` and `kept`, where sums are until the last, have `MR` rows of `NV` vectors of
+/// writable floats.
 #[inline(always)]
 unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
     s: S,
     a: &ProductTile<'_>,
     [row, panel]: [usize; 2],
+    kept: TileRows,
     to: TileRows,
 ) {
     // SAFETY: rows, panels and bias are inside their slices by the assertions of `product`; the caller guarantees `to`.
@@ -297,8 +304,8 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
         let panels = a.panels.as_ptr().add(panel * a.inputs * LANES);
         if a.rows.len() > MEMORY_BOUND_ROWS {
             let columns = Columns { first: panels, step: LANES as isize, apart: a.inputs * LANES };
-            let (rows, mut sums) = (rows.cast::<[*const f32; MR]>().read(), [[s.splat(0.0); NV]; MR]);
-            Chains::new::<S>(a.inputs).dot_products(s, &rows, columns, &mut sums, || ());
+            let rows = rows.cast::<[*const f32; MR]>().read();
+            let sums: [[S::V; NV]; MR] = Chains::new::<S>(a.inputs).dot_products(s, &rows, columns, kept, || ());
             to.store_as(
                 s,
                 &sums,

@@ -91,14 +91,15 @@ unsafe fn panel_scores<S: Simd, const MR: usize>(
     panel: *const f32,
     out: *mut f32,
 ) {
-    let (mut at, mut sums, scale) = ([core::ptr::null(); MR], [[s.splat(0.0)]; MR], s.splat(queries.scale));
+    let (mut at, mut kept, scale) = ([core::ptr::null(); MR], [[0.0; LANES]; MR], s.splat(queries.scale));
     for (at, &row) in at.iter_mut().zip(rows) {
         *at = queries.rows[row];
     }
     let columns = Columns { first: panel, step: LANES as isize, apart: 0 };
+    let kept = TileRows { out: kept.as_mut_ptr().cast(), stride: LANES };
     // SAFETY: the caller guarantees the queries, the panel and the scores.
     unsafe {
-        Chains::new::<S>(queries.depth).dot_products(s, &at, columns, &mut sums, || ());
+        let sums: [_; MR] = Chains::new::<S>(queries.depth).dot_products(s, &at, columns, kept, || ());
         for (&row, [sum]) in rows.iter().zip(sums) {
             s.store(out.add(row * SCORE_STRIDE), s.mul(sum, scale));
         }
@@ -130,20 +131,20 @@ unsafe fn strip_scores<S: Simd, const NV: usize>(
             for panel in strip.panels.clone().step_by(NV) {
                 run.prefetch_bias(s, first_row..first_row + MR, panel..panel + NV);
                 let first = keys.at(0).add((panel - run.panels.start) * size);
-                let mut sums = [[s.splat(0.0); NV]; MR];
                 let columns = Columns { first, step: LANES as isize, apart: size };
+                let out = run.out.as_mut_ptr().add(first_row * SCORE_STRIDE + panel * LANES);
+                let to = TileRows { out, stride: SCORE_STRIDE };
                 let mut stream = run.prefetch.stream::<S, NV>(s, lines);
                 let streams = !stream.is_empty();
-                chains.dot_products(
+                let sums: [[S::V; NV]; MR] = chains.dot_products(
                     s,
                     &rows,
                     columns,
-                    &mut sums,
+                    to,
                     #[inline(always)]
                     || stream.fetch::<S, NV>(s),
                 );
-                let out = run.out.as_mut_ptr().add(first_row * SCORE_STRIDE + panel * LANES);
-                TileRows { out, stride: SCORE_STRIDE }.store_as(
+                to.store_as(
                     s,
                     &sums,
                     #[inline(always)]

@@ -3,6 +3,7 @@
 use crate::attention::steps::epilogue::{if_finite, normalised};
 use crate::matmul::float_tile::{Chains, add_products};
 use crate::matmul::pack::pack_few_keys;
+use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::exp::{self, Full};
 use crate::simd::terms::{Columns, TermRows};
@@ -104,9 +105,10 @@ unsafe fn tile<S: Simd, const R: usize>(
 unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize) -> [S::V; R] {
     let queries: &[*const f32; R] = a.queries[first..].first_chunk().expect("as many rows");
     let keys = Columns { first: a.packed.as_ptr(), step: LANES as isize, apart: 0 };
-    let mut scores = [[s.splat(0.0); 1]; R];
+    let mut kept = [[0.0; LANES]; R];
+    let kept = TileRows { out: kept.as_mut_ptr().cast(), stride: LANES };
     // SAFETY: the queries have the depth, as the caller guarantees, and so have the packed keys, as `attend` asserts.
-    unsafe { Chains::new::<S>(a.head_dim).dot_products(s, queries, keys, &mut scores, || ()) };
+    let scores: [[S::V; 1]; R] = unsafe { Chains::new::<S>(a.head_dim).dot_products(s, queries, keys, kept, || ()) };
     let (there, hidden) = (u16::MAX >> (LANES - a.keys), s.splat(f32::NEG_INFINITY));
     let mut visible = [hidden; R];
     for r in 0..R {
