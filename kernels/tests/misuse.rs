@@ -3,8 +3,9 @@
 
 use sdpa_kernels::gemm::{Matrix, sgemm};
 use sdpa_kernels::{
-    Activation, Alignment, BlockTable, Call, Center, Cover, Covered, F16, Isa, KeyValues, Launch, Norm, Options,
-    Outputs, Packed, Pages, Partials, Precision, Product, Ragged, SplitRows, Then, Tiling, View, ViewMut, Visible,
+    Activation, Alignment, BlockTable, Cache, Call, Center, Cover, Covered, Dtype, F16, Isa, KeyValues, Launch, Norm,
+    Options, Outputs, Packed, Pages, Partials, Precision, Product, Ragged, Sliding, SplitRows, Then, Tiling, View,
+    ViewMut, Visible,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -259,4 +260,12 @@ fn more_units_than_can_be_counted_are_refused() {
     let launch = Launch::new(call, Outputs::new(out), Tiling::new(1, 1, 1, 1))
         .split(&mut partials, SplitRows { most_rows: 1, runs: 1, then: Then::Merge });
     assert!(format!("{launch:?}").contains(&format!("tasks: {HEADS}")), "rows are shared out");
+}
+
+/// The next row sees itself, at least.
+#[test]
+fn windows_without_keys_are_refused() {
+    let made =
+        |last| !panics(|| drop(Cache::new(Dtype::F32, [1, 1], [1, 1], Some(Sliding { last, first: 0, rollback: 0 }))));
+    assert_eq!([made(0), made(1)], [false, true]);
 }

@@ -315,7 +315,8 @@ impl<'a> Inputs<'a> {
     pub(crate) fn lists_from(&self, before: usize, n: usize) -> KeyLists<'a> {
         let len = |len: usize| len.saturating_sub(before).min(n);
         let positions = |(b, list): (usize, &&'a [i32])| {
-            let len = len(self.kv_lens.and_then(|lens| lens.get(b)).map_or(list.len(), |&len| len.min(list.len())));
+            // The list has as many, as `check_columns` has seen.
+            let len = len(self.kv_lens.and_then(|lens| lens.get(b)).copied().unwrap_or(list.len()));
             &list[before.min(list.len())..][..len]
         };
         KeyLists {

@@ -1,6 +1,6 @@
 //! States of blocks of keys that lie in several places, folded in order: the bits of one call.
 
-use crate::support::{Tensors, execs};
+use crate::support::{Tensor, Tensors, execs};
 use sdpa::{
     Alignment, Attention, BlockStates, Dtype, Error, Exec, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs,
     RowStates, View, ViewMut, Window,
@@ -188,4 +188,31 @@ fn what_cannot_be_cut_is_refused() {
     blocks.compute(&Attention::new(), tensors.inputs(), 0, Exec::serial()).unwrap();
     let error = RowStates::new([1, 3, 1, 8]).unwrap().fold(&blocks).unwrap_err();
     assert!(matches!(error, Error::Mismatch { got: 2, expected: 3, .. }), "{error}");
+}
+
+/// Two sequences laid end to end, of which each place has some keys.
+#[test]
+fn ragged_sequences_cut_anywhere_have_the_bits_of_one_call() {
+    let (rows, shape) = ([0, 2, 5], [1, 4, 5, 16]);
+    let tensors = Tensors::normal([1, 4, 2, 5, 1200, 32, 16], 11);
+    let q = tensors.q.view();
+    for (isa, exec) in execs() {
+        let inputs = Inputs::new(q, tensors.k.view(), tensors.v.view()).ragged(&rows, &[0, 700, 1200]);
+        let (expected, mut states) = (whole(&Attention::new(), inputs, shape, exec), RowStates::new(shape).unwrap());
+        for cut in [0..256, 256..700] {
+            // The second sequence has 500 keys, the first of which is key 700 of all.
+            let keys: Vec<usize> = cut.clone().chain(700 + cut.start..700 + cut.end.min(500)).collect();
+            let [k, v] = [&tensors.k, &tensors.v].map(|x| {
+                let [_, heads, _, dim] = x.shape;
+                Tensor::from_fn([1, heads, keys.len(), dim], |[b, h, j, d]| x.get([b, h, keys[j], d]))
+            });
+            let (ends, mut blocks) = ([0, cut.len(), keys.len()], BlockStates::new());
+            let inputs = Inputs::new(q, k.view(), v.view()).ragged(&rows, &ends);
+            blocks.compute(&Attention::new(), inputs, cut.start, exec).unwrap();
+            states.fold(&blocks).unwrap();
+        }
+        for (got, expected) in read(&states, None, exec).iter().zip(&expected) {
+            assert_same(&isa.to_string(), got, expected);
+        }
+    }
 }

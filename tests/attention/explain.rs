@@ -147,3 +147,16 @@ fn it_prints() {
     assert!(plan.starts_with("1 × 1 heads (1 key/value), 1024 rows × 1024 keys, 16 → 16\n"), "{plan}");
     assert!(plan.contains("KiB of scratch each"), "{plan}");
 }
+
+/// Sequences without rows, and rows without heads, are not gone through.
+#[test]
+fn calls_without_rows_or_heads_are_explained_at_once() {
+    let data = [0.0; D];
+    for [batch, heads, rows] in [[1 << 50, 1, 0], [1, 0, 1 << 50]] {
+        let view = |rows| View::from_strides(&data, 0, [batch, heads, rows, D], [0, 0, 0, 1]).unwrap();
+        let outputs = Outputs::new(ViewMut::<f32>::bhld(&mut [], [batch, heads, rows, D]).unwrap());
+        let problem = Attention::new().problem(Inputs::new(view(rows), view(5), view(5)), outputs).unwrap();
+        let e = Plan::new(&problem, Exec::serial()).explain(&problem, None);
+        assert_eq!((e.blocks, e.useful_flops, e.computed_flops), ((0, 0), 0.0, 0.0));
+    }
+}

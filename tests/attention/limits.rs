@@ -232,3 +232,32 @@ fn inputs_of_heads_have_their_heads_of_a_bias() {
     let lens = Inputs::new(q, kv, kv).kv_lens(&[1]);
     assert_eq!((lens.key_lens(), Inputs::new(q, kv, kv).key_lens()), (Some(&[1][..]), None));
 }
+
+/// A sequence of a ragged call may have as many keys as there are for it.
+#[test]
+fn keys_of_one_sequence_end_with_those_laid_out_for_it() {
+    let (x, ends) = ([0.0f32; 9], [0, 4, 9]);
+    let view = |rows| View::bhld(&x[..rows], [1, 1, rows, 1]).unwrap();
+    let of_sequence = |lens: &[usize]| {
+        Inputs::new(view(9), view(9), view(9)).ragged(&ends, &ends).kv_lens(lens).of_sequence(1, 4..5).map(drop)
+    };
+    assert_eq!(of_sequence(&[4, 5]), Ok(()));
+    assert!(matches!(of_sequence(&[4, 6]), Err(Error::Entry { argument: "kv_lens", index: 1, got: 6, limit: 5, .. })));
+}
+
+/// A stride of 0 is said to repeat elements where there is more than one.
+#[test]
+fn a_single_element_is_not_said_to_be_repeated() {
+    let said =
+        |strides| ViewMut::from_strides(&mut [0.0f32; 9], 0, [1, 1, 2, 2], strides).map(drop).unwrap_err().to_string();
+    assert!(!said([0, 0, 1, 1]).contains("stride of 0") && said([1, 1, 1, 0]).contains("stride of 0"));
+}
+
+/// The error says how many bytes all tokens would take.
+#[test]
+fn memory_for_tokens_is_that_of_keys_and_values() {
+    let (x, tokens) = ([0.0; 5], 1 << 44);
+    let view = |dim| View::from_strides(&x, 0, [1, 2, tokens, dim], [0, 0, 0, 1]).unwrap();
+    let refused = KvCache::new(1, SHAPE).unwrap().append(view(3), view(5));
+    assert_eq!(refused, Err(Error::Memory { what: "cache", bytes: tokens * 2 * (3 + 5) * 4 }));
+}

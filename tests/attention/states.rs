@@ -10,7 +10,7 @@ use core::ops::Range;
 use sdpa::{
     Alignment, Attention, AttnState, BlockClass, BlockPosition, Bound, Error, Exec, Inputs, KvCache, KvShape, Mask,
     MaskMod, Mods, Outputs, Position, Precision, View, ViewMut, Window,
-    masks::{Documents, PrefixLm},
+    masks::{Documents, MaskError, PrefixLm, Tree},
 };
 
 /// A random case that a state can say: no ragged sequences, no weight function, an alignment by name.
@@ -232,6 +232,10 @@ fn keys_without_positions_and_rows_with_other_ones_are_refused() {
     says(first.skip(101).unwrap_err(), "k: rows is 101, but must be at most 100, the key positions that are left");
     assert_eq!(first.len(), 100);
     first.skip(100).unwrap();
+    // Positions end before the keys that a length allows.
+    let few = [&places[..5]];
+    let error = state(inputs.key_positions(&few).kv_lens(&[9])).skip(6).unwrap_err();
+    says(error, "k: rows is 6, but must be at most 5, the key positions that are left");
     let error = state(inputs).merge(&state(inputs.row_positions(&of_rows))).unwrap_err();
     says(error, "later state: list of row positions is given, but this state has none");
 }
@@ -353,4 +357,43 @@ fn rows_of_one_sequence_of_a_batch_are_inputs_of_a_state_with_the_bits_of_the_ba
     says(inputs.batch_period(3), 0, "batch period: number of sequences is 2, but must be a multiple of 3, the period");
     let long = [true; 3 * 9];
     says(inputs.mask(Mask::keep(View::bhld(&long, [3, 1, 1, 9]).unwrap())), 0, "mask: batch is 3, but the call has 2");
+}
+
+/// A mask function is asked whether it fits the call, before keys come.
+#[test]
+fn a_mask_function_that_does_not_fit_is_refused() {
+    let x = [0.5f32; 16];
+    let view = |rows| View::from_strides(&x, 0, [1, 1, rows, 8], [0, 0, 0, 1]).unwrap();
+    let mods = Mods::new().mask(Tree::new(300, &[None, Some(0)]).unwrap());
+    for (attention, fits) in [
+        (Attention::new(), Ok(())),
+        (
+            Attention::new().align(Alignment::TopLeft).window(Window::inclusive(Some(3), None)),
+            Err(Error::Mask(MaskError::Distance { option: "window" })),
+        ),
+    ] {
+        let state = AttnState::from_inputs(attention, Inputs::new(view(2), view(0), view(0)), Exec::serial()).unwrap();
+        let pushed = state.mods(&mods).and_then(|mut state| state.push(view(302), view(302)));
+        assert_eq!(pushed, fits);
+    }
+}
+
+/// A bias with a column for the first key alone hides the others, wherever the pieces end.
+#[test]
+fn a_bias_for_the_first_key_alone_hides_the_others() {
+    let tensors = Tensors::normal([1, 2, 1, 3, 600, 16, 16], 5);
+    let (q, k, v, bias) = (tensors.q.view(), tensors.k.view(), tensors.v.view(), [2.5f32]);
+    let first = View::from_strides(&bias, 0, [1, 2, 3, 1], [0; 4]).unwrap();
+    let inputs = Inputs::new(q, k, v).bias_prefix(first);
+    let write = |out: &mut [f32], run: &mut dyn FnMut(Outputs<'_>)| {
+        run(Outputs::new(ViewMut::bhld(out, [1, 2, 3, 16]).unwrap()))
+    };
+    let (mut whole, mut pieces) = (vec![f32::NAN; 2 * 3 * 16], vec![f32::NAN; 2 * 3 * 16]);
+    write(&mut whole, &mut |out| sdpa::attention(&Attention::new(), inputs, out).unwrap());
+    let mut state = AttnState::from_inputs(Attention::new(), inputs, Exec::default()).unwrap();
+    for keys in [0..300, 300..600] {
+        state.push(k.rows(keys.clone()).unwrap(), v.rows(keys).unwrap()).unwrap();
+    }
+    write(&mut pieces, &mut |out| state.read(out).unwrap());
+    assert!(whole.iter().zip(&pieces).all(|(a, b)| a.to_bits() == b.to_bits()));
 }

@@ -281,3 +281,25 @@ impl Cache {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::element::Dtype;
+
+    /// What tokens that move take is allocated before, for blocks that are shared, and nothing else.
+    #[test]
+    fn shared_blocks_are_reserved_for_tokens_that_move() {
+        let mut cache = Cache::new(Dtype::F32, [2, 1], [4, 4], None).expect("memory");
+        assert!(cache.try_restore(0, 700, 0..0));
+        let alone = cache.bytes();
+        assert!(cache.reserve_to_keep(0, 300, &[1]) && cache.bytes() == alone, "nothing is shared");
+        cache.fork(0, 1);
+        assert!(cache.reserve_to_keep(0, 300, &[0, 1]) && cache.bytes() == alone, "nothing moves");
+        // Tokens 300 and 512 move, in two blocks of 256.
+        assert!(cache.reserve_to_keep(0, 300, &(1..214).collect::<Vec<_>>()));
+        assert_eq!(cache.bytes(), alone / 3 * 5);
+        let reserved = cache.bytes();
+        assert!(cache.keep(0, 300, &(1..214).collect::<Vec<_>>()) && cache.bytes() == reserved);
+    }
+}
