@@ -1,6 +1,8 @@
-//! Memory: what a plan says it takes, whatever the options and lengths; and that warm runs take none.
+//! Memory: what a plan says it takes, whatever the options and lengths; that warm runs take none, and what is
+//! said where there is no more.
 
 mod held;
+mod refused;
 mod scratch;
 mod steps;
 mod warm;
