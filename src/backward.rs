@@ -10,6 +10,7 @@ pub(crate) use functions::{NO_DERIVATIVE, WEIGHT_FUNCTION};
 pub use key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 pub use problem::BackwardProblem;
 pub use run::BackwardPlan;
+use run::no_scratch;
 pub use state::BackwardState;
 
 use crate::attention::Attention;
@@ -132,9 +133,9 @@ impl Attention {
             likely::of_call(error, &inputs, |name| saved.shape_of(name).or_else(|| gradients.shape_of(name)))
         })?;
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0);
-        let bytes = BackwardScratch::bytes_for(&tiling);
+        let bytes = BackwardScratch::bytes_for(&tiling, 0);
         if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) {
-            return Err(Error::Memory { what: "scratch of a worker", bytes });
+            return Err(no_scratch(&tiling, 0));
         }
         let call = Call { precision: Precision::Exact, ..call };
         Ok(BackwardProblem { call, saved, gradients, part: Part::Whole, shape })

@@ -8,7 +8,9 @@ use crate::threads::exec::Exec;
 use crate::threads::run::{NO_MODS, Run};
 use crate::threads::workers::{self, reserved};
 use crate::threads::workspace::Workspace;
-use sdpa_kernels::{BackwardLaunch, BackwardScratch, Isa, KEY_BLOCK, MaskMod, ScoreMod, Tiling, WeightMod};
+use sdpa_kernels::{
+    BackwardLaunch, BackwardMemory, BackwardScratch, Call, Isa, KEY_BLOCK, MaskMod, ScoreMod, Tiling, WeightMod,
+};
 
 /// Work of one worker on a launch.
 type Work<'w> = &'w (dyn Fn(&BackwardLaunch<'_>, Isa, &mut BackwardScratch) + Sync);
@@ -66,7 +68,7 @@ impl BackwardPlan {
     /// Scratch of one worker in bytes, without 8 for each parameter of a score function whose gradient is wanted. Independent of
     /// lengths, heads and batch.
     pub fn scratch_bytes(&self) -> usize {
-        BackwardScratch::bytes_for(&self.tiling)
+        BackwardScratch::bytes_for(&self.tiling, 0)
     }
 }
 
@@ -109,15 +111,15 @@ impl BackwardProblem<'_> {
         let exec = Exec::serial().isa(plan.isa).threads(plan.threads);
         let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, exec) };
         let Workspace { backward, gradients: memory, .. } = workspace;
-        let parameters = self.gradients.parameters.as_ref().map_or(0, |gradient| gradient.len());
+        let parameters = self.gradients.parameter_count();
         let workers =
             reserved(backward, plan.workers, run.threads(), |scratch| scratch.try_reserve(&plan.tiling, parameters));
-        let Some(launch) = BackwardLaunch::new(self.call, self.saved, self.gradients, self.part, plan.tiling, memory)
-            .filter(|_| !workers.is_empty())
-        else {
-            return Err(no_memory(&self.shape, parameters));
-        };
-        let launch = launch.until(run.stop);
+        if workers.is_empty() {
+            return Err(no_scratch(&plan.tiling, parameters));
+        }
+        let Self { call, saved, gradients, part, .. } = self;
+        let launch = BackwardLaunch::new(call, saved, gradients, part, plan.tiling, memory);
+        let launch = launch.ok_or_else(|| no_memory(&call, parameters))?.until(run.stop);
         workers::work_through(workers, run.threads(), &|| launch.stop(), &|scratch| work(&launch, plan.isa, scratch));
         if launch.is_stopped() {
             return Err(Error::Stopped);
@@ -153,9 +155,11 @@ impl BackwardProblem<'_> {
 }
 
 /// Returns the error of a call for whose rows, and sums for so many parameters, there is no memory.
-pub(crate) fn no_memory(shape: &Shape, parameters: usize) -> Error {
-    let rows = [shape.batch, shape.heads, shape.q_len, shape.head_dim, size_of::<f32>()];
-    let sums = [shape.batch, shape.kv_heads, parameters, size_of::<f64>(), 1];
-    let [rows, sums] = [rows, sums].map(|sizes| sizes.into_iter().fold(1, usize::saturating_mul));
-    Error::Memory { what: "workspace of the backward pass", bytes: rows.saturating_add(sums) }
+pub(crate) fn no_memory(call: &Call<'_>, parameters: usize) -> Error {
+    Error::Memory { what: "workspace of the backward pass", bytes: BackwardMemory::bytes_for(call, parameters) }
+}
+
+/// Returns the error of a call for whose workers there is no memory.
+pub(crate) fn no_scratch(tiling: &Tiling, parameters: usize) -> Error {
+    Error::Memory { what: "scratch of a worker", bytes: BackwardScratch::bytes_for(tiling, parameters) }
 }

@@ -74,8 +74,8 @@ impl<'a> BackwardState<'a> {
         let mut state = Self { call, saved, exec, first_row: 0, keys: 0, workspace: Workspace::new() };
         let lists = inputs.lists_from(0, 0);
         let (attention, inputs) = state.at_end(0, &lists)?;
-        let BackwardProblem { call, shape, .. } = attention.backward(inputs, saved, Gradients::new())?;
-        if state.workspace.gradients.try_begin(&call) { Ok(state) } else { Err(no_memory(&shape, 0)) }
+        let BackwardProblem { call, .. } = attention.backward(inputs, saved, Gradients::new())?;
+        if state.workspace.gradients.try_begin(&call) { Ok(state) } else { Err(no_memory(&call, 0)) }
     }
 
     /// Sets score and mask functions, which see keys and rows where they lie among all.

@@ -12,6 +12,8 @@ thread_local! {
     static BYTES: Cell<usize> = const { Cell::new(0) };
     /// Number of the request that is refused, of those for so many bytes at least, counted from the next one.
     static REFUSED: Cell<Option<[usize; 2]>> = const { Cell::new(None) };
+    /// Bytes of the request that was.
+    static REFUSED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Counts a request, and returns true if it is to be refused.
@@ -20,6 +22,9 @@ fn count(bytes: usize) -> bool {
     BYTES.set(BYTES.get().wrapping_add(bytes)); // Some requests are refused for their size.
     let Some([number, least]) = REFUSED.get().filter(|&[_, least]| bytes >= least) else { return false };
     REFUSED.set(number.checked_sub(1).map(|number| [number, least]));
+    if number == 0 {
+        REFUSED_BYTES.set(bytes);
+    }
     number == 0
 }
 
@@ -66,10 +71,10 @@ pub(crate) fn counted(f: impl FnOnce()) -> (usize, usize) {
 }
 
 /// Returns the result of `f`, on this thread, of whose requests for memory, of `least` bytes or more, one is refused, by its number;
-/// and whether there was such a request. (There is no stable way to go on without memory for an `Arc` or an error's words.)
+/// and the bytes that it was for, if there was such a request. (There is no stable way to go on without memory for an `Arc` or an error's words.)
 #[allow(dead_code, reason = "not every program that counts refuses")]
-pub(crate) fn refusing<T>(number: usize, least: usize, f: impl FnOnce() -> T) -> (T, bool) {
+pub(crate) fn refusing<T>(number: usize, least: usize, f: impl FnOnce() -> T) -> (T, Option<usize>) {
     REFUSED.set(Some([number, least]));
     let result = f();
-    (result, REFUSED.take().is_none())
+    (result, REFUSED.take().is_none().then(|| REFUSED_BYTES.get()))
 }

@@ -55,7 +55,7 @@ impl<'a> BackwardLaunch<'a> {
         fitting(saved.fits(&call));
         fitting(gradients.fits(&call));
         let (columns_per_head, columns) = count_columns(&call)?;
-        let parameters = gradients.parameters.as_ref().map_or(0, |gradient| gradient.len());
+        let parameters = gradients.parameter_count();
         if !memory.try_reserve(&call, columns, parameters) {
             return None;
         }

@@ -32,6 +32,15 @@ impl BackwardMemory {
         self.rows.bytes() + sums + self.progress.capacity() * size_of::<Progress>()
     }
 
+    /// Number of bytes for a call's rows, and for sums for `parameters` parameters; at most `usize::MAX`.
+    pub fn bytes_for(call: &Call<'_>, parameters: usize) -> usize {
+        let [b, h, l, d] = call.q.shape();
+        let rows = [b, h, l, RowMemory::floats(d), size_of::<f32>()].into_iter().fold(1, usize::saturating_mul);
+        rows.saturating_add(
+            count_sums(call, parameters).map_or(usize::MAX, |sums| sums.saturating_mul(size_of::<f64>())),
+        )
+    }
+
     /// Reserves the memory for a call's rows and `columns` key blocks, and for sums for `parameters` parameters. Returns false if
     /// there is not enough.
     #[must_use]
@@ -250,9 +259,10 @@ impl BackwardScratch {
         self.scores.bytes() + self.own.bytes() + self.parameters.capacity() * size_of::<f64>()
     }
 
-    /// Number of bytes that `tiling` needs, without those for parameters. Independent of the number of rows and keys.
-    pub fn bytes_for(tiling: &Tiling) -> usize {
-        tiling.scratch_bytes() + Self::lengths(tiling).iter().sum::<usize>() * size_of::<f32>()
+    /// Number of bytes that `tiling` and gradients in so many parameters need. Independent of the number of rows and keys.
+    pub fn bytes_for(tiling: &Tiling, parameters: usize) -> usize {
+        let own = Self::lengths(tiling).iter().sum::<usize>() * size_of::<f32>();
+        (tiling.scratch_bytes() + own).saturating_add(parameters.saturating_mul(size_of::<f64>()))
     }
 
     /// Returns the lengths in floats of the parts, in the order of [`Self::parts`].
