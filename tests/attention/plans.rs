@@ -148,26 +148,49 @@ fn line(number: u64) -> String {
         }
         _ => tensors(batch),
     };
-    let [sequences, ..] = inputs.queries().shape();
-    let all = sequences * heads * rows;
-    let (mut out, mut lse, mut sums) =
-        (vec![0.0; all * value_dim], vec![0.0; all], vec![0.0; sequences * kv_heads * keys]);
-    let few = all * keys < 1 << 20;
-    let mut weights = vec![0.0; if few { all * keys } else { 0 }];
-    let outputs = Outputs::new(ViewMut::bhld(&mut out, [sequences, heads, rows, value_dim]).unwrap());
-    let outputs = match kind {
-        3 => {
-            what += ", lse and sums";
-            let outputs = outputs.lse(ViewMut::bhl(&mut lse, [sequences, heads, rows]).unwrap());
-            outputs.key_weight_sums(ViewMut::bhl(&mut sums, [sequences, kv_heads, keys]).unwrap())
-        }
-        5 if few => {
-            what += ", weights";
-            outputs.weights(ViewMut::bhld(&mut weights, [sequences, heads, rows, keys]).unwrap())
-        }
-        _ => outputs,
-    };
+    let mut memory = Memory::of(sizes, inputs.queries().shape()[0]);
+    let outputs = memory.outputs(kind, &mut what);
     said(what, &attention.problem(inputs, outputs).unwrap(), rng)
+}
+
+/// Memory for what a call writes.
+struct Memory {
+    sizes: Sizes,
+    out: Vec<f32>,
+    lse: Vec<f32>,
+    sums: Vec<f32>,
+    /// Empty for many weights.
+    weights: Vec<f32>,
+}
+
+impl Memory {
+    fn of(sizes: Sizes, sequences: usize) -> Self {
+        let Sizes { heads, kv: KvShape { kv_heads, value_dim, .. }, rows, keys, .. } = sizes;
+        let all = sequences * heads * rows;
+        let weights = if all * keys < 1 << 20 { all * keys } else { 0 };
+        let [out, lse, sums, weights] =
+            [all * value_dim, all, sequences * kv_heads * keys, weights].map(|n| vec![0.0; n]);
+        Self { sizes: Sizes { batch: sequences, ..sizes }, out, lse, sums, weights }
+    }
+
+    /// Returns the outputs of a kind of call, and says what they are.
+    fn outputs(&mut self, kind: usize, what: &mut String) -> Outputs<'_> {
+        let Sizes { batch, heads, kv: KvShape { kv_heads, value_dim, .. }, rows, keys } = self.sizes;
+        let few = batch * heads * rows * keys < 1 << 20;
+        let outputs = Outputs::new(ViewMut::bhld(&mut self.out, [batch, heads, rows, value_dim]).unwrap());
+        match kind {
+            3 => {
+                *what += ", lse and sums";
+                let outputs = outputs.lse(ViewMut::bhl(&mut self.lse, [batch, heads, rows]).unwrap());
+                outputs.key_weight_sums(ViewMut::bhl(&mut self.sums, [batch, kv_heads, keys]).unwrap())
+            }
+            5 if few => {
+                *what += ", weights";
+                outputs.weights(ViewMut::bhld(&mut self.weights, [batch, heads, rows, keys]).unwrap())
+            }
+            _ => outputs,
+        }
+    }
 }
 
 /// Returns what a plan of a problem is, in a line.
