@@ -78,14 +78,21 @@ unsafe fn tile<S: Simd, const R: usize>(
 ) -> S::V {
     // SAFETY: same contract.
     let scores = unsafe { scores::<S, R>(s, a, first) };
-    let mut shifted = scores;
+    let mut exponentials = scores;
     let mut maxima = [0.0; R];
     for r in 0..R {
         maxima[r] = s.reduce_max(scores[r]);
         let reference = if maxima[r] == f32::NEG_INFINITY { 0.0 } else { maxima[r] };
-        shifted[r] = s.sub(scores[r], s.splat(reference));
+        exponentials[r] = s.sub(scores[r], s.splat(reference));
     }
-    let exponentials = exp::end::<S, Full, R>(s, exp::begin(s, shifted));
+    // Two at a time: more would not have registers everywhere.
+    let (pairs, rest) = exponentials.as_chunks_mut::<2>();
+    for pair in pairs {
+        *pair = exp::end::<S, Full, 2>(s, exp::begin(s, *pair));
+    }
+    for x in rest {
+        *x = exp::exp(s, *x);
+    }
     let mut weights = Weights { of_keys: [[0.0; LANES]; R], factors: [[s.splat(0.0); 2]; R] };
     for r in 0..R {
         // SAFETY: sixteen floats.
