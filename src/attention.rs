@@ -239,10 +239,17 @@ fn scratch_fits(shape: &Shape) -> Result<(), Error> {
     }
     let (tile_rows, _) = Isa::detect().tile();
     let bytes = Tiling::new(shape.head_dim, shape.value_dim, MAX_TASK, tile_rows).scratch_bytes();
-    if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) {
-        return Err(Error::Memory { what: "scratch of a worker", bytes });
-    }
-    Ok(())
+    scratch_of(bytes)
+}
+
+/// Refuses scratch of a worker, of so many bytes, if it is much and there is no memory for it.
+pub(crate) fn scratch_of(bytes: usize) -> Result<(), Error> {
+    if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) { Err(no_scratch(bytes)) } else { Ok(()) }
+}
+
+/// Returns the error of a call whose workers have no memory for their scratch, of so many bytes each.
+pub(crate) fn no_scratch(bytes: usize) -> Error {
+    Error::Memory { what: "scratch of a worker", bytes }
 }
 
 #[cfg(test)]

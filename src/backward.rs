@@ -10,17 +10,16 @@ pub(crate) use functions::{NO_DERIVATIVE, WEIGHT_FUNCTION};
 pub use key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 pub use problem::BackwardProblem;
 pub use run::BackwardPlan;
-use run::no_scratch;
 pub use state::BackwardState;
 
-use crate::attention::Attention;
+use crate::attention::{Attention, scratch_of};
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::likely;
 use crate::shape::Shape;
 use crate::threads::run::Run;
 use sdpa_kernels::{
-    BackwardScratch, Call, Gradients, Isa, MaskMod, Part, Precision, Saved, ScoreMod, Tiling, WeightMod, has_memory,
+    BackwardScratch, Call, Gradients, Isa, MaskMod, Part, Precision, Saved, ScoreMod, Tiling, WeightMod,
 };
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
@@ -108,9 +107,6 @@ pub fn attention_backward_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
     attention.backward(inputs, saved, gradients)?.run_once_with(run.exec(), run)
 }
 
-/// Smallest scratch of a worker, in bytes, for which a trial allocation checks that there is memory.
-const MUCH_SCRATCH: usize = 16 << 20;
-
 impl Attention {
     /// Binds inputs, saved results and gradients of a backward call, and checks everything that can be wrong with it.
     ///
@@ -133,10 +129,7 @@ impl Attention {
             likely::of_call(error, &inputs, |name| saved.shape_of(name).or_else(|| gradients.shape_of(name)))
         })?;
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0);
-        let bytes = BackwardScratch::bytes_for(&tiling, 0);
-        if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) {
-            return Err(no_scratch(&tiling, 0));
-        }
+        scratch_of(BackwardScratch::bytes_for(&tiling))?;
         let call = Call { precision: Precision::Exact, ..call };
         Ok(BackwardProblem { call, saved, gradients, part: Part::Whole, shape })
     }

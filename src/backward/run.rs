@@ -1,5 +1,6 @@
 //! Plans and execution of backward calls.
 
+use crate::attention::no_scratch;
 use crate::backward::functions;
 use crate::backward::problem::BackwardProblem;
 use crate::error::Error;
@@ -68,7 +69,7 @@ impl BackwardPlan {
     /// Scratch of one worker in bytes, without 8 for each parameter of a score function whose gradient is wanted. Independent of
     /// lengths, heads and batch.
     pub fn scratch_bytes(&self) -> usize {
-        BackwardScratch::bytes_for(&self.tiling, 0)
+        BackwardScratch::bytes_for(&self.tiling)
     }
 }
 
@@ -115,7 +116,8 @@ impl BackwardProblem<'_> {
         let workers =
             reserved(backward, plan.workers, run.threads(), |scratch| scratch.try_reserve(&plan.tiling, parameters));
         if workers.is_empty() {
-            return Err(no_scratch(&plan.tiling, parameters));
+            let of_parameters = parameters.saturating_mul(size_of::<f64>());
+            return Err(no_scratch(plan.scratch_bytes().saturating_add(of_parameters)));
         }
         let Self { call, saved, gradients, part, .. } = self;
         let launch = BackwardLaunch::new(call, saved, gradients, part, plan.tiling, memory);
@@ -157,9 +159,4 @@ impl BackwardProblem<'_> {
 /// Returns the error of a call for whose rows, and sums for so many parameters, there is no memory.
 pub(crate) fn no_memory(call: &Call<'_>, parameters: usize) -> Error {
     Error::Memory { what: "workspace of the backward pass", bytes: BackwardMemory::bytes_for(call, parameters) }
-}
-
-/// Returns the error of a call for whose workers there is no memory.
-pub(crate) fn no_scratch(tiling: &Tiling, parameters: usize) -> Error {
-    Error::Memory { what: "scratch of a worker", bytes: BackwardScratch::bytes_for(tiling, parameters) }
 }

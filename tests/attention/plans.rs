@@ -176,7 +176,6 @@ impl Memory {
     /// Returns the outputs of a kind of call, and says what they are.
     fn outputs(&mut self, kind: usize, what: &mut String) -> Outputs<'_> {
         let Sizes { batch, heads, kv: KvShape { kv_heads, value_dim, .. }, rows, keys } = self.sizes;
-        let few = batch * heads * rows * keys < 1 << 20;
         let outputs = Outputs::new(ViewMut::bhld(&mut self.out, [batch, heads, rows, value_dim]).unwrap());
         match kind {
             3 => {
@@ -184,7 +183,7 @@ impl Memory {
                 let outputs = outputs.lse(ViewMut::bhl(&mut self.lse, [batch, heads, rows]).unwrap());
                 outputs.key_weight_sums(ViewMut::bhl(&mut self.sums, [batch, kv_heads, keys]).unwrap())
             }
-            5 if few => {
+            5 if self.weights.len() == batch * heads * rows * keys => {
                 *what += ", weights";
                 outputs.weights(ViewMut::bhld(&mut self.weights, [batch, heads, rows, keys]).unwrap())
             }

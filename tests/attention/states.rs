@@ -385,15 +385,15 @@ fn a_bias_for_the_first_key_alone_hides_the_others() {
     let (q, k, v, bias) = (tensors.q.view(), tensors.k.view(), tensors.v.view(), [2.5f32]);
     let first = View::from_strides(&bias, 0, [1, 2, 3, 1], [0; 4]).unwrap();
     let inputs = Inputs::new(q, k, v).bias_prefix(first);
-    let write = |out: &mut [f32], run: &mut dyn FnMut(Outputs<'_>)| {
-        run(Outputs::new(ViewMut::bhld(out, [1, 2, 3, 16]).unwrap()))
-    };
+    fn outputs(out: &mut [f32]) -> Outputs<'_> {
+        Outputs::new(ViewMut::bhld(out, [1, 2, 3, 16]).unwrap())
+    }
     let (mut whole, mut pieces) = (vec![f32::NAN; 2 * 3 * 16], vec![f32::NAN; 2 * 3 * 16]);
-    write(&mut whole, &mut |out| sdpa::attention(&Attention::new(), inputs, out).unwrap());
+    sdpa::attention(&Attention::new(), inputs, outputs(&mut whole)).unwrap();
     let mut state = AttnState::from_inputs(Attention::new(), inputs, Exec::default()).unwrap();
     for keys in [0..300, 300..600] {
         state.push(k.rows(keys.clone()).unwrap(), v.rows(keys).unwrap()).unwrap();
     }
-    write(&mut pieces, &mut |out| state.read(out).unwrap());
+    state.read(outputs(&mut pieces)).unwrap();
     assert!(whole.iter().zip(&pieces).all(|(a, b)| a.to_bits() == b.to_bits()));
 }

@@ -12,7 +12,7 @@ thread_local! {
     static BYTES: Cell<usize> = const { Cell::new(0) };
     /// Number of the request that is refused, of those for so many bytes at least, counted from the next one.
     static REFUSED: Cell<Option<[usize; 2]>> = const { Cell::new(None) };
-    /// Bytes of the request that was.
+    /// Bytes of the last request that might have been.
     static REFUSED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -22,9 +22,7 @@ fn count(bytes: usize) -> bool {
     BYTES.set(BYTES.get().wrapping_add(bytes)); // Some requests are refused for their size.
     let Some([number, least]) = REFUSED.get().filter(|&[_, least]| bytes >= least) else { return false };
     REFUSED.set(number.checked_sub(1).map(|number| [number, least]));
-    if number == 0 {
-        REFUSED_BYTES.set(bytes);
-    }
+    REFUSED_BYTES.set(bytes);
     number == 0
 }
 
@@ -71,7 +69,8 @@ pub(crate) fn counted(f: impl FnOnce()) -> (usize, usize) {
 }
 
 /// Returns the result of `f`, on this thread, of whose requests for memory, of `least` bytes or more, one is refused, by its number;
-/// and the bytes that it was for, if there was such a request. (There is no stable way to go on without memory for an `Arc` or an error's words.)
+/// and the bytes that it was for, if there was such a request. (There is no stable way to go on without memory for an `Arc` or an
+/// error's words.)
 #[allow(dead_code, reason = "not every program that counts refuses")]
 pub(crate) fn refusing<T>(number: usize, least: usize, f: impl FnOnce() -> T) -> (T, Option<usize>) {
     REFUSED.set(Some([number, least]));

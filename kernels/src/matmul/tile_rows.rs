@@ -12,6 +12,12 @@ pub(crate) struct TileRows {
 }
 
 impl TileRows {
+    /// Describes rows of `N` floats, one after the other.
+    #[inline(always)]
+    pub(crate) fn over<const N: usize>(rows: &mut [[f32; N]]) -> Self {
+        Self { out: rows.as_mut_ptr().cast(), stride: N }
+    }
+
     /// Returns the address of a vector of `W`. It wraps: only those of the tile may be used.
     #[inline(always)]
     pub(crate) fn at<W: Vector>(self, row: usize, vector: usize) -> *mut f32 {

@@ -13,34 +13,35 @@ use std::num::NonZeroUsize;
 const LEAST: usize = 2048;
 const SHAPE: KvShape = KvShape { kv_heads: 2, head_dim: 20, value_dim: 33 };
 
-/// Runs `change` on copies of a cache, where one request for memory after the other is refused, until none is.
+/// Calls `attempt` with the number of a request for memory to refuse, one after the other, until it says that there was no such
+/// request.
+fn for_each_request(what: &str, attempt: impl Fn(usize) -> Option<usize>) {
+    let requests = (0..).take_while(|&number| attempt(number).is_some()).count();
+    assert!(requests > 0, "{what}: nothing was asked for");
+}
+
+/// Runs `change` on copies of a cache, where one request for memory after the other is refused.
 fn with_refusals(what: &str, cache: impl Fn() -> KvCache, change: impl Fn(&mut KvCache) -> Result<(), Error>) {
     let (before, mut changed) = (cache(), cache());
     change(&mut changed).expect(what);
-    for number in 0.. {
+    for_each_request(what, |number| {
         let mut it = cache();
         let (result, refused) = refusing(number, 256, || change(&mut it));
-        match result {
-            Ok(()) => same_cache(what, &it, &changed),
-            Err(error) => {
-                assert!(matches!(error, Error::Memory { what: "cache", .. }), "{what}: {error}");
-                same_cache(what, &it, &before);
-                change(&mut it).expect(what);
-                same_cache(what, &it, &changed);
-            }
+        if let Err(error) = result {
+            assert!(matches!(error, Error::Memory { what: "cache", .. }), "{what}: {error}");
+            same_cache(what, &it, &before);
+            change(&mut it).expect(what);
         }
-        if refused.is_none() {
-            assert!(number > 0, "{what}: nothing was asked for");
-            return;
-        }
-    }
+        same_cache(what, &it, &changed);
+        refused
+    });
 }
 
-/// Calls `make`, where one request for memory after the other is refused, until none is. An error says that so much was wanted, or
-/// more, but for what it takes to begin with a cache line.
+/// Calls `make`, where one request for memory after the other is refused. An error says that so much was wanted, or more, but for
+/// what it takes to begin with a cache line.
 fn each_refusal<T: PartialEq + core::fmt::Debug>(what: &str, make: impl Fn() -> Result<T, Error>) {
     let expected = make().expect(what);
-    for number in 0.. {
+    for_each_request(what, |number| {
         let (result, refused) = refusing(number, LEAST, &make);
         match result {
             Ok(made) => assert_eq!(made, expected, "{what}"),
@@ -51,11 +52,8 @@ fn each_refusal<T: PartialEq + core::fmt::Debug>(what: &str, make: impl Fn() -> 
             }
             Err(error) => panic!("{what}: {error}"),
         }
-        if refused.is_none() {
-            assert!(number > 0, "{what}: nothing was asked for");
-            return;
-        }
-    }
+        refused
+    });
 }
 
 #[test]

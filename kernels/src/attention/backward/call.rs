@@ -127,12 +127,6 @@ impl<'a> Gradients<'a> {
         Self { sinks: Some(dsinks), ..self }
     }
 
-    /// Returns the number of parameters whose gradients are wanted.
-    #[doc(hidden)] // for `sdpa`
-    pub fn parameter_count(&self) -> usize {
-        self.parameters.as_ref().map_or(0, |gradient| gradient.len())
-    }
-
     /// Adds the gradients in the ALiBi slopes, `[heads]`, one per query head.
     #[must_use]
     pub fn alibi(self, dslopes: &'a mut [f32]) -> Self {
@@ -151,6 +145,12 @@ impl<'a> Gradients<'a> {
     #[must_use]
     pub fn parameters(self, dparameters: &'a mut [f32]) -> Self {
         Self { parameters: Some(dparameters), ..self }
+    }
+
+    /// Returns the number of parameters whose gradients are wanted.
+    #[doc(hidden)] // for `sdpa`
+    pub fn parameter_count(&self) -> usize {
+        self.parameters.as_ref().map_or(0, |gradient| gradient.len())
     }
 
     /// Checks that the gradients fit the call, whose inputs fit together. Its bias is the one that was given, not yet broadcast.

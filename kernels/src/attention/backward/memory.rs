@@ -259,10 +259,9 @@ impl BackwardScratch {
         self.scores.bytes() + self.own.bytes() + self.parameters.capacity() * size_of::<f64>()
     }
 
-    /// Number of bytes that `tiling` and gradients in so many parameters need. Independent of the number of rows and keys.
-    pub fn bytes_for(tiling: &Tiling, parameters: usize) -> usize {
-        let own = Self::lengths(tiling).iter().sum::<usize>() * size_of::<f32>();
-        (tiling.scratch_bytes() + own).saturating_add(parameters.saturating_mul(size_of::<f64>()))
+    /// Number of bytes that `tiling` needs, without those for parameters. Independent of the number of rows and keys.
+    pub fn bytes_for(tiling: &Tiling) -> usize {
+        tiling.scratch_bytes() + Self::lengths(tiling).iter().sum::<usize>() * size_of::<f32>()
     }
 
     /// Returns the lengths in floats of the parts, in the order of [`Self::parts`].

@@ -96,7 +96,7 @@ unsafe fn panel_scores<S: Simd, const MR: usize>(
         *at = queries.rows[row];
     }
     let columns = Columns { first: panel, step: LANES as isize, apart: 0 };
-    let kept = TileRows { out: kept.as_mut_ptr().cast(), stride: LANES };
+    let kept = TileRows::over(&mut kept);
     // SAFETY: the caller guarantees the queries, the panel and the scores.
     unsafe {
         let sums: [_; MR] = Chains::new::<S>(queries.depth).dot_products(s, &at, columns, kept, || ());

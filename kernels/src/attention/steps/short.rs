@@ -113,7 +113,7 @@ unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize)
     let queries: &[*const f32; R] = a.queries[first..].first_chunk().expect("as many rows");
     let keys = Columns { first: a.packed.as_ptr(), step: LANES as isize, apart: 0 };
     let mut kept = [[0.0; LANES]; R];
-    let kept = TileRows { out: kept.as_mut_ptr().cast(), stride: LANES };
+    let kept = TileRows::over(&mut kept);
     // SAFETY: the queries have the depth, as the caller guarantees, and so have the packed keys, as `attend` asserts.
     let scores: [[S::V; 1]; R] = unsafe { Chains::new::<S>(a.head_dim).dot_products(s, queries, keys, kept, || ()) };
     let (there, hidden) = (u16::MAX >> (LANES - a.keys), s.splat(f32::NEG_INFINITY));

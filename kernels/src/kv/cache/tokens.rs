@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use crate::tensor::element::Dtype;
 
-    /// What tokens that move take is allocated before, for blocks that are shared, and nothing else.
+    /// Blocks that are shared, and no others, are allocated before tokens move in them.
     #[test]
     fn shared_blocks_are_reserved_for_tokens_that_move() {
         let mut cache = Cache::new(Dtype::F32, [2, 1], [4, 4], None).expect("memory");
