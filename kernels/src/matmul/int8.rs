@@ -266,8 +266,7 @@ pub(crate) const fn key_at(head_dim: usize, j: usize, d: usize) -> usize {
 }
 
 /// Stores the bytes of key `j` at their places, in whole groups of four: past the row's end they are zeros. It touches
-/// nothing else of the panel, so in memory that began as zeros, keys appended one by one have the same bytes as keys
-/// packed at once.
+/// nothing else of the panel, so in memory that began as zeros, keys have the same bytes in whatever order they come.
 pub(crate) fn place_key(row: &[i8], j: usize, keys: &mut [i8]) {
     let panel = &mut keys[j / LANES * panel_bytes(row.len())..][..panel_bytes(row.len())];
     let places = panel.as_chunks_mut::<4>().0.chunks_exact_mut(LANES);
@@ -305,18 +304,4 @@ pub(crate) unsafe fn pack_fours<S: Simd>(
             }
         },
     )
-}
-
-/// Packs dense rows of `head_dim` bytes; the last panel is filled up with zeros.
-#[cfg(any(test, feature = "_probe"))]
-pub(crate) fn pack_keys(rows: &[i8], head_dim: usize, keys: &mut [i8]) {
-    let (keys, _) = keys.split_at_mut((rows.len() / head_dim).div_ceil(LANES) * panel_bytes(head_dim));
-    for (rows, panel) in rows.chunks(LANES * head_dim).zip(keys.chunks_exact_mut(panel_bytes(head_dim))) {
-        if rows.len() < LANES * head_dim {
-            panel.fill(0);
-        }
-        for (j, row) in rows.chunks_exact(head_dim).enumerate() {
-            place_key(row, j, panel);
-        }
-    }
 }

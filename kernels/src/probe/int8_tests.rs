@@ -1,6 +1,5 @@
 //! Tests of the int8 scores against plain integers, in every instruction set, with and without products of bytes.
 
-use super::int8::Cache;
 use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::qk_int8::{Int8Queries, IntegerKeys};
 use crate::attention::steps::score_run::{ScoreRun, Scores};
@@ -104,8 +103,10 @@ impl Case {
             }));
             row_data.push(Row { total: row.iter().map(|&b| i32::from(b)).sum(), factor });
         }
-        let mut keys = vec![99; n.div_ceil(LANES) * panel_bytes(d)];
-        pack_keys(&self.keys.concat(), d, &mut keys);
+        let mut keys = vec![0; n.div_ceil(LANES) * panel_bytes(d)];
+        for (j, key) in self.keys.iter().enumerate() {
+            place_key(key, j, &mut keys);
+        }
         let mut out = vec![UNTOUCHED; rows * SCORE_STRIDE];
         let spans: Vec<_> = (0..rows.div_ceil(tile)).map(&span_of).collect();
         let panels = Rows::strided(keys.as_ptr(), panel_bytes(d) as isize, 1);
@@ -200,116 +201,35 @@ fn only_the_panels_of_a_span_are_written() {
     });
 }
 
+/// Keys placed in any order lie where `key_at` and the description of the layout say, among zeros.
 #[test]
-fn keys_one_by_one_lie_as_keys_packed_at_once() {
+fn keys_lie_in_panels() {
     let mut numbers = Floats(6);
     for head_dim in [1, 3, 4, 5, 63, 64, 65] {
         for n in [1usize, 15, 16, 17, 40] {
             let rows: Vec<i8> = (0..n * head_dim).map(|_| numbers.byte()).collect();
-            let bytes = n.div_ceil(LANES) * panel_bytes(head_dim);
-            let (mut whole, mut single) = (vec![99; bytes + 1], vec![0; bytes]);
-            pack_keys(&rows, head_dim, &mut whole);
-            // Keys are placed in reverse: any order gives the same bytes.
+            let mut keys = vec![0; n.div_ceil(LANES) * panel_bytes(head_dim)];
             for j in (0..n).rev() {
-                place_key(&rows[j * head_dim..][..head_dim], j, &mut single);
+                place_key(&rows[j * head_dim..][..head_dim], j, &mut keys);
             }
-            assert_eq!(whole[bytes], 99);
-            assert_eq!(whole[..bytes], single);
-            for j in 0..bytes / panel_bytes(head_dim) * LANES {
+            for j in 0..n.next_multiple_of(LANES) {
                 for i in 0..quads(head_dim) * 4 {
                     let at = j / LANES * panel_bytes(head_dim) + i / 4 * 64 + j % LANES * 4 + i % 4;
                     let want = if j < n && i < head_dim { rows[j * head_dim + i] } else { 0 };
-                    assert_eq!(whole[at], want, "key {j}, element {i}");
+                    assert_eq!((key_at(head_dim, j, i), keys[at]), (at, want), "key {j}, element {i}");
                 }
-            }
-        }
-    }
-    let (keys, values) = (numbers.floats(50 * 37), numbers.floats(50 * 21));
-    for channels in [None, Some((0..37).map(|i| 0.001 + i as f32 / 5000.0).collect::<Vec<_>>())] {
-        for isa in Isa::available() {
-            let whole = Cache::pack(isa, [&keys, &values], [37, 21], channels.clone());
-            let mut single = Cache::new(50, [37, 21], channels.clone());
-            for (key, value) in keys.chunks(37).zip(values.chunks(21)) {
-                single.push(isa, key, value);
-            }
-            let queries = &keys[..3 * 37];
-            let (mut a, mut b) = (vec![0.0; 150], vec![1.0; 150]);
-            whole.scores(isa, queries, 0.3, 0..50, &mut a);
-            single.scores(isa, queries, 0.3, 0..50, &mut b);
-            assert_eq!(a, b);
-            assert!((0..50).all(|j| (0..21).all(|i| whole.value(j, i) == single.value(j, i))));
-            assert!((0..50).all(|j| (0..37).all(|i| whole.key(j, i) == single.key(j, i))));
-        }
-    }
-}
-
-/// Returns the largest error of a quantised sum of products: half a scale in either factor of each.
-fn bound(a: &[f32], b: &[f32], [sa, sb]: [f32; 2]) -> f64 {
-    let each = |(&a, &b): (&f32, &f32)| {
-        let (a, b, sa, sb) = (f64::from(a.abs()), f64::from(b.abs()), f64::from(sa), f64::from(sb));
-        0.5 * (a * sb + b * sa) + 0.25 * sa * sb
-    };
-    1.001 * a.iter().zip(b).map(each).sum::<f64>() + 1e-6
-}
-
-#[test]
-fn a_cache_says_nearly_what_its_tokens_say() {
-    let mut numbers = Floats(9);
-    let (n, d, e, rows) = (600, 65, 40, 5);
-    let (keys, values) = (numbers.floats(n * d), numbers.floats(n * e));
-    let queries = numbers.floats(rows * d);
-    let channels: Vec<f32> = (0..d).map(|_| 1.0 / 127.0).collect();
-    let mut bits: [Option<Vec<f32>>; 2] = [None, None];
-    for isa in Isa::available() {
-        for (channels, bits) in [None, Some(channels.clone())].into_iter().zip(&mut bits) {
-            let cache = Cache::pack(isa, [&keys, &values], [d, e], channels);
-            let mut out = vec![0.0; rows * n];
-            cache.scores(isa, &queries, 0.5, 0..n, &mut out);
-            for (r, q) in queries.chunks(d).enumerate() {
-                for (j, k) in keys.chunks(d).enumerate() {
-                    let exact: f64 = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
-                    let error = (f64::from(out[r * n + j]) - 0.5 * exact).abs();
-                    assert!(error <= 0.5 * bound(q, k, [1.0 / 127.0; 2]), "{isa}: row {r}, key {j}: off by {error}");
-                }
-            }
-            assert_eq!(out.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), {
-                let first = bits.get_or_insert(out);
-                first.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
-            });
-        }
-        let cache = Cache::pack(isa, [&keys, &values], [d, e], None);
-        let weights: Vec<f32> = (0..rows * n).map(|i| ((i % 13) as f32) / 64.0).collect();
-        let width = e.next_multiple_of(LANES);
-        let mut out = vec![0.0; rows * width];
-        cache.values(isa, &weights, 0..n, &mut out);
-        for (r, w) in weights.chunks(n).enumerate() {
-            for i in 0..width {
-                let exact: f64 =
-                    (0..n).map(|j| if i < e { f64::from(w[j]) * f64::from(values[j * e + i]) } else { 0.0 }).sum();
-                let bound = w.iter().map(|&w| f64::from(w)).sum::<f64>() * 0.51 / 127.0;
-                let error = (f64::from(out[r * width + i]) - exact).abs();
-                assert!(error <= bound, "{isa}: row {r}, column {i}: off by {error}");
             }
         }
     }
 }
 
 #[test]
-fn a_token_that_is_not_finite_spoils_its_own_scores_alone() {
-    for isa in Isa::available() {
-        let mut cache = Cache::new(40, [20, 16], None);
-        for j in 0..40 {
-            let mut key = [1.0; 20];
-            key[7] = if j == 17 { f32::INFINITY } else { 0.5 };
-            cache.push(isa, &key, &[1.0; 16]);
-        }
-        let mut out = vec![0.0; 80];
-        let mut queries = [1.0; 40];
-        queries[20] = f32::NAN;
-        cache.scores(isa, &queries, 1.0, 0..40, &mut out);
-        for (j, score) in out[..40].iter().enumerate() {
-            assert_eq!(score.is_nan(), j == 17, "{isa}: key {j}");
-        }
-        assert!(out[40..].iter().all(|score| score.is_nan()));
-    }
+fn numbers_that_are_not_finite_spoil_their_own_scores_alone() {
+    let (mut numbers, mut bytes) = (Floats(9), Floats(10));
+    let mut case = Case::new([3, 40, 20], || bytes.byte(), &mut numbers);
+    let mut scales = vec![0.5; 48];
+    scales[17] = f32::NAN;
+    case.scales = Some(scales);
+    case.factors[1] = f32::NAN;
+    case.check(|_| Span::new(0, 40, false));
 }

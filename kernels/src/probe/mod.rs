@@ -1,7 +1,6 @@
 //! Kernel steps one by one, for this project's tests and benchmarks: what the main loop calls, on data that is checked
 //! here. Behind the feature `_probe`, and no part of the public interface.
 
-pub mod int8;
 #[cfg(test)]
 mod int8_tests;
 
