@@ -38,7 +38,7 @@ impl Call<'_> {
         let accumulated = accumulated.collect();
         let merged = schedule.units.map_or(Vec::new(), |units| {
             let merges = (0..units.merges()).filter_map(|number| units.merge(number));
-            merges.map(|Merge { entry, rows }| (rows.rows.len() * units.parts(entry)) as u64).collect()
+            merges.map(|Merge { entry, rows }| (rows.rows.len() * units.entry(entry).parts()) as u64).collect()
         });
         Costs { accumulated, merged }
     }
@@ -68,9 +68,9 @@ impl Call<'_> {
 
     /// Returns the cost of a unit, for all the sequences that share its block.
     fn cost_of(&self, units: &Units<'_>, unit: Unit) -> u64 {
-        let kv_len = self.sequence(units.sequence(unit.entry)).kv_len;
+        let kv_len = self.sequence(units.entry(unit.entry).sequence).kv_len;
         let read = KEY_BLOCK.min(kv_len.saturating_sub(units.first_key(unit))) as u64;
-        let sequences = units.sharers(unit).map(|entry| units.sequence(entry));
+        let sequences = units.sharers(unit).map(|entry| units.entry(entry).sequence);
         let rows: u64 = sequences.map(|sequence| self.rows_of(sequence) as u64).sum();
         // Few rows take the time of memory.
         read * (rows.max(LANES as u64) + READING)

@@ -71,9 +71,9 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
         let (call, parts, unit) = (self.bound.checked.call(), self.parts, step.unit);
         let mut entries = parts.units.sharers(unit);
         // A block that a cache has evicted is evicted for all that share it.
-        let source = call.sequence(parts.units.sequence(unit.entry)).source;
+        let source = call.sequence(parts.units.entry(unit.entry).sequence).source;
         let held = call.kv.holds(source, parts.units.first_key(unit));
-        let in_order = parts.units.in_order(unit.entry);
+        let in_order = parts.units.entry(unit.entry).in_order;
         if if in_order { unit.block == 0 } else { !held } {
             for entry in entries.clone() {
                 // SAFETY: the entry shares the unit's block, so the caller guarantees that its part is this worker's.
@@ -98,8 +98,8 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
         let (call, units, first) = (self.bound.checked.call(), &self.parts.units, self.parts.units.first_key(unit));
         let mut rows = 0;
         let fit = (unit.entry..end).take_while(|&entry| {
-            rows += units.rows(entry);
-            rows <= self.most_together && call.sees_all(units.sequence(entry), first..first + KEY_BLOCK)
+            rows += units.entry(entry).rows;
+            rows <= self.most_together && call.sees_all(units.entry(entry).sequence, first..first + KEY_BLOCK)
         });
         fit.count().max(1)
     }
@@ -110,7 +110,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     /// The entries, the first of which is the unit's, share its block, and their parts are this worker's alone.
     unsafe fn accumulate_rows(&mut self, Step { unit, next }: Step, entries: Range<usize>, mut regions: Regions<'_>) {
         let (parts, tiling) = (self.parts, self.bound.checked.tiling());
-        let (first, in_order) = (parts.units.first_key(unit), parts.units.in_order(unit.entry));
+        let (first, in_order) = (parts.units.first_key(unit), parts.units.entry(unit.entry).in_order);
         // SAFETY: the caller guarantees the unit.
         let next = unsafe { self.followed_by(unit, next) };
         let set = parts.units.rows_of(entries.clone(), unit.head);
@@ -143,7 +143,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
         // SAFETY: same contract.
         let at = unsafe { self.parts.part_at(unit) }.cast_const().cast();
         // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.
-        let keys_of = |unit: Unit| RowSet::of(units.sequence(unit.entry), unit.head, 0..0);
+        let keys_of = |unit: Unit| RowSet::of(units.entry(unit.entry).sequence, unit.head, 0..0);
         let next = next.map(|next| (keys_of(next), units.first_key(next)));
         Next::Block { accumulated: (at, self.parts.cold_bytes(unit)), next }
     }
@@ -175,7 +175,7 @@ impl Parts<'_> {
         let mut end = 0;
         entries.map(move |entry| {
             let start = end;
-            end += self.units.rows(entry);
+            end += self.units.entry(entry).rows;
             (entry, start..end)
         })
     }

@@ -10,6 +10,5 @@ pub(crate) mod partials;
 mod query_slots;
 pub(crate) mod split_kv;
 pub(crate) mod split_sequences;
-pub(crate) mod tasks;
 pub(crate) mod units;
 pub(crate) mod work;

@@ -129,7 +129,7 @@ impl<'a> Parts<'a> {
     /// The unit is one of these units; no other reference to these rows of its part exists meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the part")]
     pub(crate) unsafe fn part(&self, unit: Unit, rows: Range<usize>) -> [&mut [f32]; 3] {
-        let all = self.units.rows(unit.entry);
+        let all = self.units.entry(unit.entry).rows;
         assert!(rows.end <= all && rows.start.is_multiple_of(LANES), "rows {rows:?} of {all}");
         let [all, padded] = [all, rows.len()].map(|rows| rows.next_multiple_of(LANES));
         // SAFETY: the caller guarantees the unit and sole access to the rows of its part, which are some of it: a part is
@@ -152,7 +152,7 @@ impl<'a> Parts<'a> {
     /// As [`Self::part`], for all rows of the unit.
     pub(crate) unsafe fn clear(&self, unit: Unit) {
         // SAFETY: same contract.
-        let [max, sum, out] = unsafe { self.part(unit, 0..self.units.rows(unit.entry)) };
+        let [max, sum, out] = unsafe { self.part(unit, 0..self.units.entry(unit.entry).rows) };
         max.fill(f32::NEG_INFINITY);
         sum.fill(0.0);
         out.fill(0.0);
@@ -171,9 +171,9 @@ impl<'a> Parts<'a> {
     /// Returns the number of bytes of a unit's part that are not in cache: none if another block of its head has been accumulated
     /// into it just now.
     pub(crate) fn cold_bytes(&self, unit: Unit) -> usize {
-        match self.units.in_order(unit.entry) {
+        match self.units.entry(unit.entry).in_order {
             true => 0,
-            false => part_floats(self.units.rows(unit.entry), self.width) * size_of::<f32>(),
+            false => part_floats(self.units.entry(unit.entry).rows, self.width) * size_of::<f32>(),
         }
     }
 }

@@ -36,7 +36,7 @@ impl<S: Simd> AttentionTask<'_, S> {
             return;
         }
         let mut regions = scratch.regions(self.tiling);
-        if !parts.units.in_order(entry) {
+        if !parts.units.entry(entry).in_order {
             // SAFETY: same contract.
             return unsafe { self.merge_units(parts, entry, &mut regions) };
         }

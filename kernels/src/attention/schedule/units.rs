@@ -64,38 +64,16 @@ impl<'a> Units<'a> {
         self.entries.len().saturating_sub(1)
     }
 
+    /// Returns an entry.
     #[inline]
-    fn entry(&self, entry: usize) -> &SplitSequence {
+    pub(crate) fn entry(&self, entry: usize) -> &SplitSequence {
         &self.entries[..self.entries()][entry]
-    }
-
-    /// Returns the sequence at an entry.
-    pub(crate) fn sequence(&self, entry: usize) -> usize {
-        self.entry(entry).sequence
     }
 
     /// Returns all rows of some entries, of which there is one at least, that share a key/value head.
     pub(crate) fn rows_of(&self, entries: Range<usize>, kv_head: usize) -> RowSet<'a> {
-        let rows = 0..entries.clone().map(|entry| self.rows(entry)).sum();
-        RowSet { sequence: self.sequence(entries.start), others: &self.entries[entries][1..], kv_head, rows }
-    }
-
-    /// Returns the number of rows of an entry that share a key/value head.
-    #[inline]
-    pub(crate) fn rows(&self, entry: usize) -> usize {
-        self.entry(entry).rows
-    }
-
-    /// Returns true if all blocks of a head of an entry are accumulated into one part, by one worker, in order; false if each
-    /// has a part. It is the same for entries that share blocks.
-    #[inline]
-    pub(crate) fn in_order(&self, entry: usize) -> bool {
-        self.entry(entry).in_order
-    }
-
-    /// Returns the number of parts of each head of an entry.
-    pub(crate) fn parts(&self, entry: usize) -> usize {
-        self.entry(entry).parts()
+        let rows = 0..entries.clone().map(|entry| self.entry(entry).rows).sum();
+        RowSet { sequence: self.entry(entries.start).sequence, others: &self.entries[entries][1..], kv_head, rows }
     }
 
     /// Returns the first key of a unit's block.
@@ -153,8 +131,8 @@ impl Units<'_> {
         let (number, chunk) = (number / chunks, number % chunks);
         let (entry, head) = (number / self.heads, number % self.heads);
         let first = chunk * MERGED_ROWS;
-        let rows = first..self.rows(entry).min(first + MERGED_ROWS);
-        let rows = RowSet::of(self.sequence(entry), head, rows);
+        let rows = first..self.entry(entry).rows.min(first + MERGED_ROWS);
+        let rows = RowSet::of(self.entry(entry).sequence, head, rows);
         (!rows.rows.is_empty()).then_some(Merge { entry, rows })
     }
 }

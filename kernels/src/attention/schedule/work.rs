@@ -4,7 +4,6 @@
 use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, RowSet};
 use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences};
-use crate::attention::schedule::tasks::Tasks;
 use crate::attention::schedule::units::Units;
 use core::ops::Range;
 
@@ -24,7 +23,8 @@ pub(crate) enum Work {
 /// short blocks at the ends of sequences last. Then key weight sums.
 #[derive(Clone, Copy)]
 pub(crate) struct Schedule<'a> {
-    tasks: Tasks,
+    /// Largest number of rows of a task.
+    task_rows: usize,
     /// Number of tasks, of which some may have no rows.
     task_count: usize,
     /// Key blocks of the sequences with few rows, if these are divided among workers.
@@ -36,8 +36,7 @@ pub(crate) struct Schedule<'a> {
 impl<'a> Schedule<'a> {
     /// Lists the work of a call, cut by rows, without key weight sums.
     pub(crate) fn by_rows(call: &Call<'_>, tiling: &Tiling) -> Self {
-        let tasks = Tasks::new(tiling, None);
-        Self { tasks, task_count: tasks.len(call), units: None, sums: 0 }
+        Self::with_units(call, tiling, None)
     }
 
     /// Lists the work of a call without key weight sums. If `split` says so, the sequences with few rows are cut by key blocks,
@@ -49,11 +48,20 @@ impl<'a> Schedule<'a> {
         split: Option<SplitRows>,
         entries: &'a mut SplitSequences,
     ) -> Self {
-        let Some(SplitRows { most_rows, .. }) = split.filter(|&split| entries.try_fill(call, split).is_some()) else {
-            return Self::by_rows(call, tiling);
-        };
-        let tasks = Tasks::new(tiling, Some(most_rows));
-        Self { tasks, task_count: tasks.len(call), units: Some(Units::new(&call.kv, entries, most_rows)), sums: 0 }
+        let split = split.filter(|&split| entries.try_fill(call, split).is_some());
+        let units = split.map(|split| Units::new(&call.kv, entries, split.most_rows));
+        Self::with_units(call, tiling, units)
+    }
+
+    /// Lists these units, and the rows of the sequences that have none.
+    fn with_units(call: &Call<'_>, tiling: &Tiling, units: Option<Units<'a>>) -> Self {
+        let mut schedule = Self { task_rows: tiling.task_rows, task_count: 0, units, sums: 0 };
+        let kv_heads = call.kv.kv_heads();
+        let heads = if call.options.ragged.is_some() { kv_heads } else { call.sequence_count() * kv_heads };
+        if heads > 0 && (0..call.sequence_count()).any(|sequence| !schedule.is_split(call, sequence)) {
+            schedule.task_count = heads * schedule.per_head(call);
+        }
+        schedule
     }
 
     /// Adds the key weight sums of a call to the list.
@@ -80,7 +88,7 @@ impl<'a> Schedule<'a> {
     #[inline]
     pub(crate) fn work(&self, call: &Call<'_>, number: usize) -> Work {
         if number < self.task_count {
-            return Work::Rows(self.tasks.at(call, self.task_count - 1 - number));
+            return Work::Rows(self.task(call, self.task_count - 1 - number));
         }
         let number = number - self.task_count;
         match &self.units {
@@ -90,5 +98,49 @@ impl<'a> Schedule<'a> {
                 Work::KeyWeightSums { sequence: number / kv_heads, kv_head: number % kv_heads }
             }
         }
+    }
+
+    /// Returns true if a sequence is cut by key blocks, and so has no tasks.
+    #[inline]
+    fn is_split(&self, call: &Call<'_>, sequence: usize) -> bool {
+        self.units.is_some_and(|units| call.is_split(sequence, units.most_rows))
+    }
+
+    /// Number of tasks of one key/value head: of one sequence, or of all sequences if they are ragged.
+    #[inline]
+    fn per_head(&self, call: &Call<'_>) -> usize {
+        // Saturating: without batches or heads the rows may be any number.
+        let rows = call.group_size().saturating_mul(call.q.shape()[2]);
+        match call.options.ragged {
+            None => rows.div_ceil(self.task_rows),
+            Some(ragged) if ragged.q.len() > 1 => rows / self.task_rows + ragged.q.len() - 1,
+            Some(_) => 0,
+        }
+    }
+
+    /// Returns the rows of the task with this number, which is below [`Self::tasks`].
+    #[inline]
+    fn task(&self, call: &Call<'_>, number: usize) -> RowSet<'static> {
+        let (task_rows, per_head, kv_heads) = (self.task_rows, self.per_head(call), call.kv.kv_heads());
+        let (head, part) = (number / per_head, number % per_head);
+        let group_size = call.group_size();
+        let (sequence, kv_head, first) = match call.options.ragged {
+            None => (head / kv_heads, head % kv_heads, part * task_rows),
+            Some(ragged) => {
+                // Sequence s owns the parts from s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes
+                // one more.
+                let first_part = |s: usize| ragged.q[s] * group_size / task_rows + s;
+                // No more of them are an owner's own than there are whole tasks: with short sequences, nearly each has one.
+                let whole = group_size.saturating_mul(call.q.shape()[2]) / task_rows;
+                let (mut low, mut high) = (part.saturating_sub(whole), (ragged.q.len() - 1).min(part + 1));
+                while high - low > 1 {
+                    let middle = low.midpoint(high);
+                    if first_part(middle) <= part { low = middle } else { high = middle }
+                }
+                (low, head, (part - first_part(low)) * task_rows)
+            }
+        };
+        let rows = if self.is_split(call, sequence) { 0 } else { call.rows_of(sequence) };
+        RowSet::of(sequence, kv_head, first.min(rows)..rows.min(first + task_rows))
     }
 }
