@@ -4,7 +4,7 @@ use crate::simd::isa::{Isa, vectorized};
 use crate::tensor::element::{Bf16, Dtype, Element, F16};
 use crate::tensor::rows::Rows;
 use crate::tensor::view::View;
-use crate::tensor::view_mut::{SharedMut, ViewMut};
+use crate::tensor::view_mut::ViewMut;
 
 /// One of three values, by element type.
 #[derive(Clone, Copy)]
@@ -16,45 +16,8 @@ pub(crate) enum Typed<A, B, C> {
 
 /// Rows of elements of any type.
 pub(crate) type AnyRows = Typed<Rows<f32>, Rows<Bf16>, Rows<F16>>;
-/// Pointers to result rows of any type.
-pub(crate) type AnyRowsMut<'a> = Typed<&'a [*mut f32], &'a [*mut Bf16], &'a [*mut F16]>;
 /// Panels of packed keys of any type: row `i` is panel `i`, `[head_dim][16]`.
 pub(crate) type AnyPanels = AnyRows;
-/// Element types that results are written in.
-///
-/// # Safety
-/// [`Self::rows`] returns the pointers it is given.
-pub(crate) unsafe trait Output: Element {
-    /// Wraps pointers to result rows in the variant of this type.
-    fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_>;
-}
-
-// SAFETY: the same pointers, wrapped.
-unsafe impl Output for f32 {
-    #[inline(always)]
-    fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_> {
-        Typed::F32(rows)
-    }
-}
-
-// SAFETY: the same pointers, wrapped.
-unsafe impl Output for Bf16 {
-    #[inline(always)]
-    fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_> {
-        Typed::Bf16(rows)
-    }
-}
-
-// SAFETY: the same pointers, wrapped.
-unsafe impl Output for F16 {
-    #[inline(always)]
-    fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_> {
-        Typed::F16(rows)
-    }
-}
-
-/// Shared result views of any type.
-pub(crate) type AnyShared<'a> = Typed<SharedMut<'a, f32>, SharedMut<'a, Bf16>, SharedMut<'a, F16>>;
 
 /// Evaluates the same expression for each element type.
 macro_rules! by_type {
@@ -245,11 +208,18 @@ impl TensorMut<'_> {
             Self::F16(_) => Dtype::F16,
         }
     }
-}
 
-impl<'a> TensorMut<'a> {
-    pub(crate) fn into_shared(self) -> AnyShared<'a> {
-        by_type!(TensorMut => Typed, self, |view| view.into_shared())
+    /// Returns rows `l` and on of a head, to prefetch them.
+    ///
+    /// # Safety
+    /// Same contract as `ViewMut::row`.
+    #[inline]
+    pub(crate) unsafe fn rows(&self, b: usize, h: usize, l: usize) -> AnyRows {
+        by_type!(TensorMut => Typed, self, |view| {
+            // SAFETY: the caller guarantees the contract of `ViewMut::row`.
+            let (first, element) = unsafe { view.row(b, h, l) };
+            Rows::strided(first.cast_const(), view.strides()[2], element)
+        })
     }
 }
 
@@ -341,25 +311,4 @@ pub(crate) struct FirstRows {
 /// Returns the size in bytes of the pointer's target type.
 pub(crate) const fn size_of_val_of<T>(_: *const T) -> usize {
     size_of::<T>()
-}
-
-impl AnyShared<'_> {
-    /// Returns the length of a row.
-    #[inline]
-    pub(crate) fn dim(&self) -> usize {
-        by_type!(Typed, self, |view| view.shape()[3])
-    }
-
-    /// Returns rows `l` and on of a head, to prefetch them.
-    ///
-    /// # Safety
-    /// Same contract as `SharedMut::row`.
-    #[inline]
-    pub(crate) unsafe fn rows(&self, b: usize, h: usize, l: usize) -> AnyRows {
-        by_type!(Typed => Typed, self, |view| {
-            // SAFETY: the caller guarantees the contract of `SharedMut::row`.
-            let (first, element) = unsafe { view.row(b, h, l) };
-            Rows::strided(first.cast_const(), view.strides()[2], element)
-        })
-    }
 }

@@ -18,7 +18,8 @@ pub struct ViewMut<'a, T = f32> {
 
 // SAFETY: a view is an exclusive borrow of elements of type `T`.
 unsafe impl<T: Send> Send for ViewMut<'_, T> {}
-// SAFETY: through a shared reference elements can only be read.
+// SAFETY: through a shared reference elements can only be read, but for `row`, whose callers guarantee disjoint rows; it is
+// crate-private, and called for plain numbers alone, which are `Send`.
 unsafe impl<T: Sync> Sync for ViewMut<'_, T> {}
 
 impl<'a, T> ViewMut<'a, T> {
@@ -176,9 +177,25 @@ impl<'a, T> ViewMut<'a, T> {
         ViewMut { data: self.data.cast(), layout: self.layout, borrow: PhantomData }
     }
 
-    /// Converts the exclusive borrow into a form that several threads can write through, each to its own rows.
-    pub(crate) fn into_shared(self) -> SharedMut<'a, T> {
-        SharedMut { data: self.data, layout: self.layout, borrow: PhantomData }
+    /// Returns another handle to the same elements: the contract of [`Self::row`] extends over all handles.
+    ///
+    /// # Safety
+    /// Nothing but [`Self::row`] is called on the handles while there are two.
+    #[cfg(feature = "nn")]
+    pub(crate) unsafe fn same(&self) -> Self {
+        Self { ..*self }
+    }
+
+    /// Returns a pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next. Tasks write through it,
+    /// each only to rows that it owns: see `launch::Launch`.
+    ///
+    /// # Safety
+    /// `b`, `h`, `l` are inside the shape and the row has an element. All `dim` elements of the row may then be read and
+    /// written, while no other thread accesses them and they are borrowed from the view in no other way.
+    #[inline]
+    pub(crate) unsafe fn row(&self, b: usize, h: usize, l: usize) -> (*mut T, isize) {
+        // SAFETY: every index inside the shape is inside the view's memory.
+        (unsafe { self.data.add(self.layout.row(b, h, l)) }, self.layout.strides[3])
     }
 }
 
@@ -190,46 +207,6 @@ impl<T> fmt::Debug for ViewMut<'_, T> {
             .field("strides", &strides)
             .field("offset", &offset)
             .finish_non_exhaustive()
-    }
-}
-
-/// Mutable view that several tasks write through, each only to rows that it owns: see `launch::Launch`.
-pub(crate) struct SharedMut<'a, T> {
-    data: *mut T,
-    layout: Layout,
-    borrow: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: it is an exclusive borrow of elements of type `T`; writes through it are `unsafe`, and their callers guarantee
-// disjoint rows.
-unsafe impl<T: Send> Send for SharedMut<'_, T> {}
-// SAFETY: as for `Send`; a shared reference alone lets a thread do nothing without that guarantee.
-unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
-
-impl<T> SharedMut<'_, T> {
-    /// Returns another handle to the same view: the contract of [`Self::row`] extends over all handles.
-    #[cfg(feature = "nn")]
-    pub(crate) fn same(&self) -> Self {
-        Self { ..*self }
-    }
-
-    pub(crate) fn shape(&self) -> [usize; 4] {
-        self.layout.shape
-    }
-
-    pub(crate) fn strides(&self) -> [isize; 4] {
-        self.layout.strides
-    }
-
-    /// Returns a pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
-    ///
-    /// # Safety
-    /// `b`, `h`, `l` are inside the shape and the row has an element. All `dim` elements of the row may then be read and
-    /// written, while no other thread accesses them.
-    #[inline]
-    pub(crate) unsafe fn row(&self, b: usize, h: usize, l: usize) -> (*mut T, isize) {
-        // SAFETY: every index inside the shape is inside the view's memory.
-        (unsafe { self.data.add(self.layout.row(b, h, l)) }, self.layout.strides[3])
     }
 }
 

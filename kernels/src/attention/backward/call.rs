@@ -4,10 +4,10 @@ use crate::attention::backward::parts::Part;
 use crate::attention::call::options::Cover;
 use crate::attention::call::{Call, Sequence};
 use crate::simd::quiet;
-use crate::tensor::any::{AnyShared, Tensor, TensorMut};
+use crate::tensor::any::{Tensor, TensorMut};
 use crate::tensor::misfit::{Fault, Misfit, one_a_row, same, same_rows};
 use crate::tensor::view::View;
-use crate::tensor::view_mut::{SharedMut, ViewMut};
+use crate::tensor::view_mut::ViewMut;
 
 /// Results of a forward call, and the gradients of the loss in them.
 // Fields are set by methods; `sdpa` reads them.
@@ -198,15 +198,15 @@ fn has_shape(argument: &'static str, got: [usize; 4], expected: [usize; 4], of: 
 
 /// Gradients that workers write, each to its own rows.
 pub(crate) struct SharedGradients<'a> {
-    pub(crate) q: Option<AnyShared<'a>>,
-    pub(crate) k: Option<AnyShared<'a>>,
-    pub(crate) v: Option<AnyShared<'a>>,
+    pub(crate) q: Option<TensorMut<'a>>,
+    pub(crate) k: Option<TensorMut<'a>>,
+    pub(crate) v: Option<TensorMut<'a>>,
     pub(crate) bias: Option<BiasGradient<'a>>,
 }
 
 /// Gradient in the bias, and how the bias was broadcast.
 pub(crate) struct BiasGradient<'a> {
-    pub(crate) view: SharedMut<'a, f32>,
+    pub(crate) view: ViewMut<'a>,
     cover: Cover,
     /// Number of query heads that share each of its heads.
     sharing_head: usize,
@@ -314,14 +314,13 @@ impl<'a> Gradients<'a> {
             };
             let one = columns == 1 && call.longest().1 != 1 && cover != Cover::LastKeys && matches!(part, Part::Whole);
             BiasGradient {
-                view: view.into_shared(),
+                view,
                 cover,
                 sharing_head: if heads == kv_heads { call.group_size() } else { 1 },
                 sharing,
                 columns: if one { BiasColumns::One } else { BiasColumns::ByKey },
             }
         });
-        let [q, k, v] = [q, k, v].map(|gradient| gradient.map(TensorMut::into_shared));
         (SharedGradients { q, k, v, bias }, Reduced { sinks, slopes, scale, parameters })
     }
 }

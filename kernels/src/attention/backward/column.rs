@@ -202,7 +202,7 @@ impl<'t, S: Simd> Column<'t, S> {
         let parts = [(&self.pass.gradients.k, &*total.k, call.scale), (&self.pass.gradients.v, &*total.v, 1.0)];
         for (gradient, sums, scale) in parts {
             let Some(gradient) = gradient else { continue };
-            let width = gradient.dim().next_multiple_of(LANES);
+            let width = gradient.shape()[3].next_multiple_of(LANES);
             // SAFETY: the keys are the sequence's, so the rows are inside the gradient; the caller guarantees that they
             // are this worker's alone.
             unsafe {

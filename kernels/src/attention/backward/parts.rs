@@ -140,7 +140,6 @@ pub fn write_head_sums(isa: Isa, gradient: TensorMut<'_>, sums: &mut [f32], head
     if of_head == 0 || group == 0 {
         return;
     }
-    let gradient = gradient.into_shared();
     for (head, sums) in sums.chunks_exact_mut(group * of_head).enumerate() {
         let (total, others) = sums.split_at_mut(of_head);
         for other in others.chunks_exact(of_head) {

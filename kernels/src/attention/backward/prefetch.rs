@@ -109,7 +109,7 @@ impl<S: Simd> Column<'_, S> {
         let [b, h, l] = self.index_of_key(self.keys().start + keys.start);
         for gradient in [&self.pass.gradients.k, &self.pass.gradients.v].into_iter().flatten() {
             // SAFETY: the keys are some of the column's, which the gradients have.
-            queue.push_rows(unsafe { gradient.rows(b, h, l) }, keys.len(), gradient.dim());
+            queue.push_rows(unsafe { gradient.rows(b, h, l) }, keys.len(), gradient.shape()[3]);
         }
     }
 }

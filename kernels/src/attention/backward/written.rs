@@ -1,9 +1,9 @@
 //! Gradients as they are written: rows of sums, scaled and rounded once.
 
 use crate::simd::{Simd, quiet};
-use crate::tensor::any::{AnyShared, Typed};
+use crate::tensor::any::TensorMut;
 use crate::tensor::element::Element;
-use crate::tensor::view_mut::SharedMut;
+use crate::tensor::view_mut::ViewMut;
 
 /// Writes rows of a gradient, from one on: `scale` times each sum, or zeros where a row has no sums.
 ///
@@ -11,12 +11,12 @@ use crate::tensor::view_mut::SharedMut;
 /// The rows are inside the gradient, and this worker's alone.
 pub(crate) unsafe fn write_rows<'a, S: Simd>(
     s: S,
-    gradient: &AnyShared<'_>,
+    gradient: &TensorMut<'_>,
     [b, h, first]: [usize; 3],
     rows: impl Iterator<Item = &'a [f32]>,
     scale: f32,
 ) {
-    by_type!(Typed, gradient, |gradient| s.vectorize(
+    by_type!(TensorMut, gradient, |gradient| s.vectorize(
         #[inline(always)]
         || for (i, sums) in rows.enumerate() {
             // SAFETY: the caller guarantees the contract.
@@ -30,7 +30,7 @@ pub(crate) unsafe fn write_rows<'a, S: Simd>(
 /// # Safety
 /// Same contract as [`write_rows`].
 #[inline(always)]
-unsafe fn write_row<T: Element>(gradient: &SharedMut<'_, T>, [b, h, l]: [usize; 3], sums: &[f32], scale: f32) {
+unsafe fn write_row<T: Element>(gradient: &ViewMut<'_, T>, [b, h, l]: [usize; 3], sums: &[f32], scale: f32) {
     // A zero is positive, and a NaN the quiet one.
     let scaled = |sum: f32| T::narrow(quiet(sum * scale + 0.0));
     let dim = gradient.shape()[3];

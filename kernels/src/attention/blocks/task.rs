@@ -2,7 +2,7 @@
 
 use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::mods::Position;
-use crate::attention::call::outputs::Shared;
+use crate::attention::call::outputs::Outputs;
 use crate::attention::call::row_mods::{Given, RowMods, RowRun};
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, Tiling};
 use crate::attention::call::visibility::{VisiblePositions, least_and_most};
@@ -32,7 +32,7 @@ pub(crate) struct AttentionTask<'t, S> {
     /// Functions that `mods` has.
     pub(crate) given: Given,
     pub(crate) call: &'t Call<'t>,
-    pub(crate) outputs: &'t Shared<'t>,
+    pub(crate) outputs: &'t Outputs<'t>,
     pub(crate) tiling: &'t Tiling,
     pub(crate) set: RowSet<'t>,
     /// First sequence of the set.
@@ -105,14 +105,14 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// As [`Self::new`].
     #[inline(always)]
     pub(crate) fn reading(bound: BoundCall<'t, S>, set: RowSet<'t>) -> Self {
-        Self::with_outputs(bound, set, &Shared::NOTHING)
+        Self::with_outputs(bound, set, &Outputs::NONE)
     }
 
     #[inline(always)]
     fn with_outputs(
         BoundCall { s, mods, checked }: BoundCall<'t, S>,
         set: RowSet<'t>,
-        outputs: &'t Shared<'t>,
+        outputs: &'t Outputs<'t>,
     ) -> Self {
         let (call, tiling) = (checked.call(), checked.tiling());
         let (seq, group_size) = (first_sequence(&set, call, tiling), call.group_size());
@@ -125,7 +125,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// As [`Self::new`].
     pub(crate) fn peek(&self, set: &RowSet<'t>) -> Self {
         let (set, seq) = (set.clone(), first_sequence(set, self.call, self.tiling));
-        Self { set, seq, outputs: &Shared::NOTHING, next: Next::Nothing, ..*self }
+        Self { set, seq, outputs: &Outputs::NONE, next: Next::Nothing, ..*self }
     }
 
     /// Sets the predicted next work: its memory is prefetched while this task is computed.

@@ -1,7 +1,7 @@
 //! Checked call: inputs, outputs and tiling that fit together.
 
 use crate::attention::call::Call;
-use crate::attention::call::outputs::{Outputs, Shared};
+use crate::attention::call::outputs::Outputs;
 use crate::attention::call::tiling::Tiling;
 use crate::tensor::misfit::Misfit;
 
@@ -9,7 +9,7 @@ use crate::tensor::misfit::Misfit;
 /// [`Self::reading`]): the unsafe code of the forward pass relies on that.
 pub(crate) struct CheckedCall<'a> {
     call: Call<'a>,
-    outputs: Shared<'a>,
+    outputs: Outputs<'a>,
     tiling: Tiling,
 }
 
@@ -21,7 +21,7 @@ impl<'a> CheckedCall<'a> {
     pub(crate) fn new(call: Call<'a>, outputs: Outputs<'a>, tiling: Tiling) -> Self {
         let reading = Self::reading(call, tiling);
         fitting(outputs.fits(&call));
-        Self { outputs: outputs.into_shared(), ..reading }
+        Self { outputs, ..reading }
     }
 
     /// Checks a call without outputs, of which only the inputs are read.
@@ -36,7 +36,7 @@ impl<'a> CheckedCall<'a> {
         let (head_dim, value_dim) = (call.q.shape()[3], call.kv.v_shape()[3]);
         let fits = (tiling.head_dim, tiling.value_dim) == (head_dim, value_dim) && tiling.holds(call.longest().1);
         assert!(fits, "the tiling is for other sizes");
-        Self { call, outputs: Shared::NOTHING, tiling }
+        Self { call, outputs: Outputs::NONE, tiling }
     }
 
     #[inline(always)]
@@ -45,7 +45,7 @@ impl<'a> CheckedCall<'a> {
     }
 
     #[inline(always)]
-    pub(crate) fn outputs(&self) -> &Shared<'a> {
+    pub(crate) fn outputs(&self) -> &Outputs<'a> {
         &self.outputs
     }
 

@@ -2,9 +2,9 @@
 
 use crate::attention::call::Call;
 use crate::attention::call::options::Ragged;
-use crate::tensor::any::{AnyShared, TensorMut};
+use crate::tensor::any::TensorMut;
 use crate::tensor::misfit::{Fault, Misfit, one_a_row, same, same_rows};
-use crate::tensor::view_mut::{SharedMut, ViewMut};
+use crate::tensor::view_mut::ViewMut;
 
 /// Stage of the score computation at which scores can be written out, `[batch, heads, rows, keys]`. Only such outputs
 /// take memory proportional to rows times keys; the caller provides it.
@@ -57,7 +57,7 @@ pub enum Seen {
 /// Names of the scores at each [`Point`] in messages.
 pub(crate) const SCORES: [&str; 4] = ["raw scores", "softcapped scores", "masked scores", "weights"];
 
-/// Tensors that a call writes.
+/// Tensors that a call writes; tasks write through it, each to its own rows.
 // Fields are set by methods; `sdpa` reads them.
 #[derive(Debug)]
 pub struct Outputs<'a> {
@@ -215,49 +215,8 @@ impl<'a> Outputs<'a> {
             _ => self.score_shapes().find(|&(name, _)| name == argument).map(|(_, shape)| shape),
         }
     }
-}
-
-/// [`State`] in a form that tasks write through, each to its own rows.
-pub(crate) struct SharedState<'a> {
-    pub(crate) max: SharedMut<'a, f32>,
-    pub(crate) sum: SharedMut<'a, f32>,
-    pub(crate) out: SharedMut<'a, f32>,
-    pub(crate) seen: Seen,
-}
-
-/// [`Outputs`] in a form that tasks write through, each to its own rows.
-pub(crate) struct Shared<'a> {
-    pub(crate) out: Option<AnyShared<'a>>,
-    pub(crate) lse: Option<SharedMut<'a, f32>>,
-    pub(crate) points: [Option<SharedMut<'a, f32>>; 4],
-    pub(crate) key_weight_sums: Option<SharedMut<'a, f32>>,
-    pub(crate) state: Option<SharedState<'a>>,
-}
-
-impl<'a> Outputs<'a> {
-    pub(crate) fn into_shared(self) -> Shared<'a> {
-        Shared {
-            out: self.out.map(TensorMut::into_shared),
-            lse: self.lse.map(ViewMut::into_shared),
-            points: self.points.map(|view| view.map(ViewMut::into_shared)),
-            key_weight_sums: self.key_weight_sums.map(ViewMut::into_shared),
-            state: self.state.map(|State { max, sum, out, seen }| SharedState {
-                max: max.into_shared(),
-                sum: sum.into_shared(),
-                out: out.into_shared(),
-                seen,
-            }),
-        }
-    }
-}
-
-impl<'a> Shared<'a> {
-    /// No outputs at all.
-    pub(crate) const NOTHING: Shared<'static> =
-        Shared { out: None, lse: None, points: [const { None }; 4], key_weight_sums: None, state: None };
-
     #[inline]
-    pub(crate) fn point(&self, point: Point) -> Option<&SharedMut<'a, f32>> {
+    pub(crate) fn point(&self, point: Point) -> Option<&ViewMut<'a>> {
         self.points[point as usize].as_ref()
     }
 

@@ -7,9 +7,10 @@ use crate::attention::steps::epilogue::{self, END_ROWS, Finish, RowBlockEnds, Ro
 use crate::matmul::finite;
 use crate::matmul::pack::NonFinite;
 use crate::simd::Simd;
-use crate::tensor::any::{Output, Typed};
+use crate::tensor::any::{TensorMut, Typed};
+use crate::tensor::element::Element;
 use crate::tensor::rows::Rows;
-use crate::tensor::view_mut::SharedMut;
+use crate::tensor::view_mut::ViewMut;
 use core::ops::Range;
 
 /// Row blocks of a task that have ended: already normalised and written by P·V tiles.
@@ -68,7 +69,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// contiguous floats. Returns true if so, and then writes their log-sum-exp. The row block's running maxima and sums
     /// include its last scores, and nothing may be accumulated into its rows after the current key block.
     pub(crate) fn prepare_ends(&self, row_block: Range<usize>, ends: &mut RowBlockEnds, regions: &Regions<'_>) -> bool {
-        let Some(Typed::F32(out)) = &self.outputs.out else { return false };
+        let Some(TensorMut::F32(out)) = &self.outputs.out else { return false };
         let [.., step, element] = out.strides();
         if element != 1 {
             return false;
@@ -153,16 +154,16 @@ impl<S: Simd> AttentionTask<'_, S> {
             return finite;
         };
         // SAFETY: the call's output.
-        by_type!(Typed, output, |out| unsafe { self.finish_into(out, nonfinite, ended, regions) })
+        by_type!(TensorMut, output, |out| unsafe { self.finish_into(out, nonfinite, ended, regions) })
     }
 
     /// Normalises and writes the task's rows to an output of element type `T`.
     ///
     /// # Safety
     /// The output is the call's.
-    unsafe fn finish_into<T: Output>(
+    unsafe fn finish_into<T: Element>(
         &self,
-        output: &SharedMut<'_, T>,
+        output: &ViewMut<'_, T>,
         nonfinite: NonFinite,
         ended: EndedRowBlocks,
         regions: &mut Regions<'_>,
@@ -194,7 +195,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                     element,
                     nonfinite,
                 };
-                epilogue::finish(self.s, finish, T::rows(&out[..group.len()]))
+                epilogue::finish(self.s, finish, &out[..group.len()])
             };
         }
         finite

@@ -9,11 +9,11 @@ use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax;
 use crate::simd::{Simd, quiet};
 use crate::tensor::rows::KEY_BLOCK;
-use crate::tensor::view_mut::SharedMut;
+use crate::tensor::view_mut::ViewMut;
 
 /// Sums of the keys of one sequence and head, in the caller's memory.
 struct Sums<'t> {
-    output: &'t SharedMut<'t, f32>,
+    output: &'t ViewMut<'t>,
     /// Batch index, head, first key.
     first: [usize; 3],
     /// Number of keys.

@@ -10,10 +10,10 @@ use crate::attention::call::tiling::Scratch;
 use crate::attention::steps::short::{self, ShortRows};
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::simd::{LANES, Simd};
-use crate::tensor::any::{Tensor, Typed};
+use crate::tensor::any::{Tensor, TensorMut};
 use crate::tensor::rows::Rows;
 use crate::tensor::view::View;
-use crate::tensor::view_mut::SharedMut;
+use crate::tensor::view_mut::ViewMut;
 
 /// Tensors of a call whose short tasks are computed in registers: contiguous rows of floats, and no option but sinks.
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ pub(crate) struct ShortCall<'t> {
     q: View<'t>,
     k: View<'t>,
     v: View<'t>,
-    out: &'t SharedMut<'t, f32>,
+    out: &'t ViewMut<'t>,
     /// True if every task of the call is short.
     pub(crate) all_short: bool,
 }
@@ -53,7 +53,7 @@ impl<'t> ShortCall<'t> {
             return None;
         }
         let ([Tensor::F32(k), Tensor::F32(v)], Tensor::F32(q)) = (call.kv.tensors()?, call.q) else { return None };
-        let Some(Typed::F32(out)) = &outputs.out else { return None };
+        let Some(TensorMut::F32(out)) = &outputs.out else { return None };
         let contiguous = [q.strides(), k.strides(), v.strides(), out.strides()].iter().all(|strides| strides[3] == 1);
         let (rows, keys) = call.longest();
         let all_short = rows.saturating_mul(call.group_size()) <= MEMORY_BOUND_ROWS && keys <= LANES;

@@ -6,7 +6,6 @@ use crate::attention::steps::infinite::infinities;
 use crate::elementary::{exp, ln, ln_each};
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, QUIET_NAN, Simd, Vector, quiet};
-use crate::tensor::any::{AnyRowsMut, Typed};
 use crate::tensor::element::Element;
 use core::cell::Cell;
 use core::ops::Range;
@@ -177,20 +176,20 @@ pub(crate) fn normalised<W: Vector>(w: W, x: W::V, [high, low]: [W::V; 2]) -> W:
 ///
 /// # Safety
 /// `out` holds the address of each row; every pointer in it is writable for `cols` elements, `element` apart.
-pub(crate) unsafe fn finish<S: Simd>(s: S, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool {
+pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mut T]) -> bool {
     s.vectorize(
         #[inline(always)]
         // SAFETY: same contract.
-        move || by_type!(Typed, out, |out| unsafe { finish_as(s, a, out) }),
+        move || unsafe { finish_inlined(s, a, out) },
     )
 }
 
-/// Writes the rows as elements of one type, as [`finish`] does.
+/// Writes the rows, as [`finish`] does.
 ///
 /// # Safety
 /// Same contract as [`finish`].
 #[inline(always)]
-unsafe fn finish_as<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mut T]) -> bool {
+unsafe fn finish_inlined<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mut T]) -> bool {
     let width = a.cols.next_multiple_of(LANES);
     assert!(a.factors.len() == out.len() && a.stride >= width && a.accumulated.len() >= out.len() * a.stride);
     debug_assert!(out.iter().all(|row| !row.is_null()), "a row without an address");
