@@ -98,19 +98,14 @@ mod tests {
     use super::*;
     use crate::simd::isa::Isa;
 
-    /// Rows, the distance between their elements, and their length.
-    struct Pack<'a>(&'a [Bf16], usize, usize);
-
-    impl Pack<'_> {
-        fn run<S: Simd>(self, s: S) -> Vec<Bf16x2> {
-            let Self(rows, element, d) = self;
-            let n = rows.len() / (element * d);
-            let mut out = vec![Bf16x2(u32::MAX); n.next_multiple_of(LANES) * d.div_ceil(2)];
-            let rows = Rows::strided(rows.as_ptr(), (element * d) as isize, element as isize);
-            // SAFETY: `rows` holds `n` rows of `d` elements.
-            unsafe { pack(s, rows, [n, n], d, &mut out) };
-            out
-        }
+    /// Packs rows of `d` elements, `element` apart.
+    fn packed<S: Simd>(s: S, rows: &[Bf16], element: usize, d: usize) -> Vec<Bf16x2> {
+        let n = rows.len() / (element * d);
+        let mut out = vec![Bf16x2(u32::MAX); n.next_multiple_of(LANES) * d.div_ceil(2)];
+        let rows = Rows::strided(rows.as_ptr(), (element * d) as isize, element as isize);
+        // SAFETY: `rows` holds `n` rows of `d` elements.
+        unsafe { pack(s, rows, [n, n], d, &mut out) };
+        out
     }
 
     #[test]
@@ -127,7 +122,7 @@ mod tests {
                 })
                 .collect();
             for isa in Isa::available() {
-                assert_eq!(dispatch!(isa, |s| Pack(&rows, element, d).run(s)), expected, "{n} rows of {d}, {isa}");
+                assert_eq!(dispatch!(isa, |s| packed(s, &rows, element, d)), expected, "{n} rows of {d}, {isa}");
             }
             let panels: Vec<_> = (0..n.next_multiple_of(LANES) * d)
                 .map(|place| at(place / LANES / d * LANES + place % LANES, place / LANES % d))

@@ -61,16 +61,11 @@ impl Packed {
         if let Some(bias) = bias {
             offsets.floats_mut()[..outputs].copy_from_slice(&bias[..outputs]);
         }
-        struct Pack<'a>(Rows, [usize; 2], &'a mut [f32]);
-        impl Pack<'_> {
-            fn run<S: Simd>(self, s: S) {
-                let Self(rows, [outputs, inputs], out) = self;
-                // SAFETY: the caller checked that `rows` holds `outputs` rows of `inputs` elements.
-                unsafe { pack::pack_keys(s, Typed::F32(rows), [outputs; 2], inputs, out) }
-            }
-        }
         let rows = Rows::strided(weights.as_ptr(), strides.0 as isize, strides.1 as isize);
-        dispatch!(Isa::detect(), |s| Pack(rows, [outputs, inputs], panels.floats_mut()).run(s));
+        // SAFETY: `rows` has `outputs` rows of `inputs` elements, as was asserted.
+        dispatch!(Isa::detect(), |s| unsafe {
+            pack::pack_keys(s, Typed::F32(rows), [outputs; 2], inputs, panels.floats_mut());
+        });
         Self { panels, bias: offsets, inputs, outputs, activation: Activation::Identity }
     }
 
@@ -160,15 +155,9 @@ impl<'a> Product<'a> {
 
     /// Takes tasks and runs them until none is left. Any number of workers may do this at once.
     pub fn work(&self, isa: Isa) {
-        struct Work<'w, 'a>(&'w Product<'a>);
-        impl Work<'_, '_> {
-            fn run<S: Simd>(self, s: S) {
-                while let Some(task) = self.0.tasks.take() {
-                    self.0.task(s, task);
-                }
-            }
-        }
-        dispatch!(isa, |s| Work(self).run(s));
+        dispatch!(isa, |s| while let Some(task) = self.tasks.take() {
+            self.task(s, task);
+        });
     }
 
     fn task<S: Simd>(&self, s: S, number: usize) {
@@ -185,11 +174,7 @@ impl<'a> Product<'a> {
         unsafe {
             let tile = ProductTile {
                 rows: &pointers[..here],
-                panels: weights.panels.floats(),
-                bias: weights.bias.floats(),
-                inputs: weights.inputs,
-                outputs: weights.outputs,
-                activation: weights.activation,
+                weights,
                 range: panel..weights.panels().min(panel + task_panels),
                 out: self.out.add(first * weights.outputs),
             };
@@ -211,13 +196,7 @@ impl core::fmt::Debug for Product<'_> {
 /// Operands of one task: a few rows against a run of panels.
 pub(crate) struct ProductTile<'a> {
     rows: &'a [*const f32],
-    /// Packed weights, `[panel][inputs][16]`, all panels.
-    panels: &'a [f32],
-    /// Bias, one float for each output, in whole panels.
-    bias: &'a [f32],
-    inputs: usize,
-    outputs: usize,
-    activation: Activation,
+    weights: &'a Packed,
     /// Range of panels to multiply by.
     range: core::ops::Range<usize>,
     /// Results of the first row, `outputs` floats apart from the next row's.
@@ -231,8 +210,7 @@ pub(crate) struct ProductTile<'a> {
 /// panels in `range` are this caller's to write.
 pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
     const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS && S::TILE_VECS <= MAX_TILE_VECS) };
-    assert!(a.range.end <= a.outputs.div_ceil(LANES));
-    assert!(a.panels.len() >= a.range.end * a.inputs * LANES && a.bias.len() >= a.range.end * LANES);
+    assert!(a.range.end <= a.weights.panels());
     let mut panel = a.range.start;
     while panel < a.range.end {
         let vecs = S::TILE_VECS.min(a.range.end - panel);
@@ -255,7 +233,7 @@ struct Whole([[f32; MAX_TILE_VECS * LANES]; MAX_TILE_ROWS]);
 /// Same contract as [`product`], whose assertions hold; the panels are some of `a.range`.
 #[inline(always)]
 unsafe fn columns<S: Simd, const NV: usize>(s: S, a: &ProductTile<'_>, panel: usize) {
-    let ProductTile { rows, outputs, activation, ref range, out, .. } = *a;
+    let ProductTile { rows, weights: &Packed { outputs, activation, .. }, ref range, out } = *a;
     debug_assert!(range.start <= panel && panel + NV <= range.end, "panels outside the task");
     let (column, columns) = (panel * LANES, outputs.min((panel + NV) * LANES) - panel * LANES);
     let partial = columns < NV * LANES;
@@ -298,14 +276,15 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
     kept: TileRows,
     to: TileRows,
 ) {
-    // SAFETY: rows, panels and bias are inside their slices by the assertions of `product`; the caller guarantees `to`.
+    let inputs = a.weights.inputs;
+    // SAFETY: the panels are some of the weights', which are packed with a bias in whole panels; the caller guarantees rows and `to`.
     unsafe {
-        let (rows, bias) = (a.rows.as_ptr().add(row), a.bias.as_ptr().add(panel * LANES));
-        let panels = a.panels.as_ptr().add(panel * a.inputs * LANES);
+        let (rows, bias) = (a.rows.as_ptr().add(row), a.weights.bias.floats().as_ptr().add(panel * LANES));
+        let panels = a.weights.panels.floats().as_ptr().add(panel * inputs * LANES);
         if a.rows.len() > MEMORY_BOUND_ROWS {
-            let columns = Columns { first: panels, step: LANES as isize, apart: a.inputs * LANES };
+            let columns = Columns { first: panels, step: LANES as isize, apart: inputs * LANES };
             let rows = rows.cast::<[*const f32; MR]>().read();
-            let sums: [[S::V; NV]; MR] = Chains::new::<S>(a.inputs).dot_products(s, &rows, columns, kept, || ());
+            let sums: [[S::V; NV]; MR] = Chains::new::<S>(inputs).dot_products(s, &rows, columns, kept, || ());
             to.store_as(
                 s,
                 &sums,
@@ -316,11 +295,11 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
         }
         // Panels are read side by side.
         let at = panels.wrapping_byte_add(FAR / NV).cast();
-        let later = Later { at, step: LINE_BYTES, panel: a.inputs * LINE_BYTES };
+        let later = Later { at, step: LINE_BYTES, panel: inputs * LINE_BYTES };
         let TileRows { out, stride } = to;
         dot_tile::tile::<S, f32, MR, NV, SECOND>(
             s,
-            Tile { rows, panels, depth: a.inputs, out, stride, later: Some(later) },
+            Tile { rows, panels, depth: inputs, out, stride, later: Some(later) },
             #[inline(always)]
             |n, total| s.add(total, s.load(bias.add(n * LANES))),
         );

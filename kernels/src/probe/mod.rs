@@ -42,63 +42,58 @@ pub fn read(floats: &[f32]) -> bool {
 /// Reads every key and value once, in the order in which a call of few rows would, with almost no arithmetic. Returns
 /// true if all are finite.
 pub fn read_source(kv: &KeyValues<'_>) -> bool {
-    struct ReadSource<'a, 'b>(&'a KeyValues<'b>);
-    impl ReadSource<'_, '_> {
-        fn run<S: Simd>(self, s: S) -> bool {
-            let kv = self.0;
-            let ([sequences, _, longest, d], [.., dv]) = (kv.k_shape(), kv.v_shape());
-            let lens = |b: usize| kv.lens().map_or(longest, |lens| lens[b]);
-            let (heads, inside) = (kv.kv_heads(), kv.has_heads_inside());
-            let blocks = (0..sequences).flat_map(|b| {
-                let blocks = lens(b).div_ceil(KEY_BLOCK);
-                (0..heads * blocks)
-                    .map(move |n| if inside { [b, n % heads, n / heads] } else { [b, n / blocks, n % blocks] })
-            });
-            let mut finite = d > 0 && dv > 0;
-            let mut tables = [Table::new(), Table::new()];
-            for [b, h, block] in blocks.take_while(|_| d > 0 && dv > 0) {
-                let first = block * KEY_BLOCK;
-                let len = (lens(b) - first).min(KEY_BLOCK);
-                if !kv.holds(b, first) {
-                    continue;
-                }
-                let [keys, values] = &mut tables;
-                // Int8 data is read as floats, whatever their values.
-                let bytes = |at: *const i8, n: usize| {
-                    let rows = Typed::F32(Rows::strided(at.cast(), 0, 1));
-                    // SAFETY: `n` bytes that exist, aligned for floats: panels and rows are whole vectors of bytes.
-                    core::hint::black_box(unsafe { finite::all_finite(s, rows, 1, n / size_of::<f32>()) });
-                    true
-                };
-                // SAFETY: the keys exist, and their block is held; a cache's panels and value panels are whole. Of int8
-                // value panels, as many bytes are read as `len` keys have, if not all of their own.
-                finite &= unsafe {
-                    let at = [b, h, first];
-                    let keys = match kv.keys(at, len, keys) {
-                        Keys::Rows(rows) => finite::all_finite(s, rows, len, d),
-                        Keys::Packed(panels) => finite::all_finite(s, panels, len / LANES, LANES * d),
-                        Keys::Int8 { panels, .. } => read_rows(panels, len / LANES, panel_bytes(d), bytes),
-                        Keys::Int4 { panels, .. } => {
-                            read_rows(panels, len / LANES, int4::blocks(d) * int4::BLOCK_BYTES, bytes)
-                        }
-                        // Read with the values.
-                        Keys::Latent => true,
-                    };
-                    keys & match kv.values(at, len, values) {
-                        BlockValues::Int8 { values, .. } => values
-                            .panels()
-                            .all(|(columns, fours)| read_rows(fours, len.div_ceil(QUAD), columns.len(), bytes)),
-                        BlockValues::Int4 { values, .. } => values
-                            .panels()
-                            .all(|(columns, fours)| read_rows(fours, len.div_ceil(QUAD), columns.len(), bytes)),
-                        values => values.all_finite(s, len, dv),
-                    }
-                };
-            }
-            finite
+    dispatch!(Isa::detect(), |s| read_blocks(s, kv))
+}
+
+/// Reads keys and values, as [`read_source`] does.
+fn read_blocks<S: Simd>(s: S, kv: &KeyValues<'_>) -> bool {
+    let ([sequences, _, longest, d], [.., dv]) = (kv.k_shape(), kv.v_shape());
+    let lens = |b: usize| kv.lens().map_or(longest, |lens| lens[b]);
+    let (heads, inside) = (kv.kv_heads(), kv.has_heads_inside());
+    let blocks = (0..sequences).flat_map(|b| {
+        let blocks = lens(b).div_ceil(KEY_BLOCK);
+        (0..heads * blocks).map(move |n| if inside { [b, n % heads, n / heads] } else { [b, n / blocks, n % blocks] })
+    });
+    let mut finite = d > 0 && dv > 0;
+    let mut tables = [Table::new(), Table::new()];
+    for [b, h, block] in blocks.take_while(|_| d > 0 && dv > 0) {
+        let first = block * KEY_BLOCK;
+        let len = (lens(b) - first).min(KEY_BLOCK);
+        if !kv.holds(b, first) {
+            continue;
         }
+        let [keys, values] = &mut tables;
+        // Int8 data is read as floats, whatever their values.
+        let bytes = |at: *const i8, n: usize| {
+            let rows = Typed::F32(Rows::strided(at.cast(), 0, 1));
+            // SAFETY: `n` bytes that exist, aligned for floats: panels and rows are whole vectors of bytes.
+            core::hint::black_box(unsafe { finite::all_finite(s, rows, 1, n / size_of::<f32>()) });
+            true
+        };
+        // SAFETY: the keys exist, and their block is held; a cache's panels and value panels are whole. Of int8
+        // value panels, as many bytes are read as `len` keys have, if not all of their own.
+        finite &= unsafe {
+            let at = [b, h, first];
+            let keys = match kv.keys(at, len, keys) {
+                Keys::Rows(rows) => finite::all_finite(s, rows, len, d),
+                Keys::Packed(panels) => finite::all_finite(s, panels, len / LANES, LANES * d),
+                Keys::Int8 { panels, .. } => read_rows(panels, len / LANES, panel_bytes(d), bytes),
+                Keys::Int4 { panels, .. } => read_rows(panels, len / LANES, int4::blocks(d) * int4::BLOCK_BYTES, bytes),
+                // Read with the values.
+                Keys::Latent => true,
+            };
+            keys & match kv.values(at, len, values) {
+                BlockValues::Int8 { values, .. } => {
+                    values.panels().all(|(columns, fours)| read_rows(fours, len.div_ceil(QUAD), columns.len(), bytes))
+                }
+                BlockValues::Int4 { values, .. } => {
+                    values.panels().all(|(columns, fours)| read_rows(fours, len.div_ceil(QUAD), columns.len(), bytes))
+                }
+                values => values.all_finite(s, len, dv),
+            }
+        };
     }
-    dispatch!(Isa::detect(), |s| ReadSource(kv).run(s))
+    finite
 }
 
 /// Reads rows of `columns` elements, one behind the other where they are evenly spaced, as far as they lie together at a time.
@@ -185,13 +180,7 @@ impl Bench {
 
     /// Runs one step on the results of the steps before it.
     pub fn run(&mut self, isa: Isa, step: Step) {
-        struct Run<'a>(&'a mut Bench, Step);
-        impl Run<'_> {
-            fn run<S: Simd>(self, s: S) {
-                self.0.step(s, self.1);
-            }
-        }
-        dispatch!(isa, |s| Run(self, step).run(s));
+        dispatch!(isa, |s| self.step(s, step));
     }
 
     /// Returns the scores of row `r`, after [`Step::Scores`]; its weights, after [`Step::Softmax`].
