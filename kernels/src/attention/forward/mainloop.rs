@@ -28,8 +28,19 @@ use crate::matmul::pack::NonFinite;
 use crate::simd::Simd;
 use core::ops::Range;
 
+/// Weights that a pass multiplies values by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Weights {
+    /// Exponentials under the running maximum, which outputs are rescaled by. A pass before that of finished ones multiplies
+    /// nothing.
+    Running,
+    /// Finished weights of a weight function, in a second pass: the first has computed maxima and sums, and nothing is rescaled.
+    Finished,
+}
+
 /// Pass over key blocks.
 pub(crate) struct Pass {
+    pub(crate) weights: Weights,
     pub(crate) nonfinite: NonFinite,
     /// Block that row blocks may end with: see [`AttentionTask::accumulate`].
     pub(crate) last: Option<usize>,
@@ -60,7 +71,10 @@ impl<S: Simd> AttentionTask<'_, S> {
         for &nonfinite in passes {
             let ended = self.accumulate(queries, nonfinite, self.blocks().next_back(), self.blocks(), regions);
             if self.given.weight {
-                self.accumulate_modified(queries, nonfinite, regions);
+                regions.rescale_prev.fill(1.0);
+                regions.rescale_block.fill(1.0);
+                let pass = Pass { weights: Weights::Finished, nonfinite, last: None, fresh: false };
+                self.accumulate_more(queries, pass, self.blocks(), regions);
             }
             if self.finish(nonfinite, ended, regions) {
                 break;
@@ -88,14 +102,14 @@ impl<S: Simd> AttentionTask<'_, S> {
             regions.clear_outputs(rows, width);
         }
         StateTransfer::Load.run(self, regions);
-        self.accumulate_more(queries, Pass { nonfinite, last, fresh }, blocks, regions)
+        self.accumulate_more(queries, Pass { weights: Weights::Running, nonfinite, last, fresh }, blocks, regions)
     }
 
     /// Accumulates the given key blocks into what the regions hold of earlier ones.
     pub(crate) fn accumulate_more(
         &self,
         queries: Queries<'_>,
-        Pass { nonfinite, last, mut fresh }: Pass,
+        Pass { weights, nonfinite, last, mut fresh }: Pass,
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
@@ -113,9 +127,11 @@ impl<S: Simd> AttentionTask<'_, S> {
                 if !visible {
                     continue;
                 }
-                let visible_keys = block.softmax(nonfinite, row_block.clone());
-                // With a weight function the outputs are accumulated in the second pass.
-                if self.given.weight {
+                let visible_keys = match weights {
+                    Weights::Running => block.softmax(nonfinite, row_block.clone()),
+                    Weights::Finished => block.finished_weights(nonfinite, row_block.clone()),
+                };
+                if weights == Weights::Running && self.given.weight {
                     continue;
                 }
                 block.drop_weights(row_block.clone());
@@ -147,7 +163,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     pub(crate) fn accumulate_block(&self, first: usize, in_order: bool, regions: &mut Regions<'_>) {
         let (queries, block) = (Queries::of(self, regions), core::iter::once(first));
         if in_order {
-            let pass = Pass { nonfinite: NonFinite::Ignored, last: None, fresh: false };
+            let pass = Pass { weights: Weights::Running, nonfinite: NonFinite::Ignored, last: None, fresh: false };
             self.accumulate_more(queries, pass, block, regions);
             return;
         }
@@ -156,31 +172,6 @@ impl<S: Simd> AttentionTask<'_, S> {
             self.accumulate(queries, nonfinite, None, block.clone(), regions);
             if self.accumulated_is_finite(regions) {
                 break;
-            }
-        }
-    }
-
-    /// Accumulates the outputs in a second pass, for a weight function: weights are final before P·V, so nothing is
-    /// rescaled. The first pass has computed maxima and sums.
-    fn accumulate_modified(&self, queries: Queries<'_>, nonfinite: NonFinite, regions: &mut Regions<'_>) {
-        regions.rescale_prev.fill(1.0);
-        regions.rescale_block.fill(1.0);
-        let mut memory = BlockMemory::new();
-        for first in self.blocks() {
-            let mut block = KeyBlock::of(self, first, queries, &mut memory, regions);
-            for row_block in self.row_blocks() {
-                if !block.compute_scores(row_block.clone()) {
-                    continue;
-                }
-                let visible_keys = block.visible_keys(nonfinite, row_block.len());
-                block.finished_weights(row_block.clone());
-                block.drop_weights(row_block.clone());
-                let mode = match nonfinite {
-                    NonFinite::Handled => PvMode::Handled(visible_keys.as_ref()),
-                    NonFinite::Ignored => PvMode::Plain,
-                };
-                // SAFETY: no row ends.
-                unsafe { block.accumulate_pv(mode, row_block) };
             }
         }
     }
@@ -206,8 +197,10 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         visible_keys
     }
 
-    /// Turns a row block's [scores](Self::compute_scores) into finished weights, and applies the weight function.
-    fn finished_weights(&mut self, row_block: Range<usize>) {
+    /// Turns a row block's [scores](Self::compute_scores) into finished weights, and applies the weight function. Returns the
+    /// visible keys of each row as [`Self::visible_keys`] does.
+    fn finished_weights(&mut self, nonfinite: NonFinite, row_block: Range<usize>) -> Option<VisibleBits> {
+        let visible_keys = self.visible_keys(nonfinite, row_block.len());
         let (task, rows, spans) = (self.task, row_block.len(), &*self.spans);
         let Regions { scores, max, sum, .. } = &mut *self.regions;
         let visible = VisibleBits::new(S::TILE_ROWS, spans, rows, scores);
@@ -219,5 +212,6 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let weights = &mut scores[row.n * SCORE_STRIDE..][keys.clone()];
             task.mods.apply_weight(run, weights, keys, visible.of_row(row.n));
         }
+        visible_keys
     }
 }

@@ -6,7 +6,6 @@ pub(crate) mod mainloop;
 pub(crate) mod nonfinite;
 pub(crate) mod pv;
 pub(crate) mod pv_int4;
-pub(crate) mod pv_int8;
 pub(crate) mod score_outputs;
 pub(crate) mod short;
 pub(crate) mod state;

@@ -1,21 +1,23 @@
-//! P·V of a row block and a key block. Values are read in place or packed, as elements, pairs or bytes.
+//! P·V of a row block and a key block. Values are read in place or packed, as elements, pairs or bytes; `pv_int4.rs` has those of
+//! four bits.
 
 use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::prefetch;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::pv_int4::Int4Values;
-use crate::attention::steps::{bf16, float_loops, softmax};
+use crate::attention::steps::{bf16, float_loops, pv_int8, softmax};
 use crate::kv::key_block::{BlockValues, Columns};
-use crate::kv::value_panels::VALUE_COLS;
+use crate::kv::value_panels::{VALUE_COLS, ValuePanels};
 use crate::matmul::bf16_pairs;
+use crate::matmul::int8::ValueQuad;
 use crate::matmul::operands::HalfPair;
 use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
-
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::rows::Rows;
@@ -101,6 +103,32 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         }
     }
 
+    /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are rounded and not read
+    /// afterwards.
+    ///
+    /// # Safety
+    /// The values and scales are the block's.
+    unsafe fn accumulate_pv_int8(
+        &mut self,
+        values: ValuePanels<ValueQuad>,
+        scales: *const [f32],
+        row_block: Range<usize>,
+    ) {
+        let (task, rows, value_dim) = (self.task, row_block.len(), self.task.tiling.value_dim);
+        // SAFETY: the caller guarantees the block's scales: the cache outlives the call, and the block's table the block.
+        let scales = unsafe { &*scales };
+        if !values.first.are_scattered() {
+            prefetch::behind_scales(task, scales.as_ptr().cast(), size_of_val(scales));
+        }
+        pv_int8::round_weights(task.s, self.scores(rows), scales);
+        for (columns, values) in values.panels() {
+            let columns = columns.start..columns.end.min(value_dim);
+            let sums = &mut self.value_sums(row_block.start, 0..rows, columns);
+            // SAFETY: value panels are whole vectors, for every key of the block; weights were rounded just now.
+            unsafe { task.s.with_int8_dot(Values { values, sums }) }
+        }
+    }
+
     /// Accumulates the P·V of contiguous columns, whose rows are in place or packed.
     ///
     /// # Safety
@@ -112,23 +140,32 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         ends: Option<&RowBlockEnds>,
         row_block: Range<usize>,
     ) {
-        let (task, stride) = (self.task, self.task.tiling.width());
-        let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
-        let mut sums = ValueSums {
-            weights: scores,
-            cols: columns.cols,
-            spans: self.spans,
-            rows: row_block.len(),
-            rescale_prev,
-            rescale_block,
-            fresh: self.fresh,
-            out: &mut out[row_block.start * stride + columns.first..],
-            out_stride: stride,
-            ends: ends.map(|ends| ends.of(columns.first..columns.first + columns.cols)),
-            prefetch: &mut self.prefetch,
-        };
+        let (task, columns) = (self.task, columns.first..columns.first + columns.cols);
+        let ends = ends.map(|ends| ends.of(columns.clone()));
+        let mut sums = ValueSums { ends, ..self.value_sums(row_block.start, 0..row_block.len(), columns) };
         // SAFETY: spans end inside the block; rows that end are this row block's.
         unsafe { add_values(task, &mut sums, rows) }
+    }
+
+    /// Returns the operands of P·V for some columns and some rows of a row block, whole tiles, counted from its first row, which is
+    /// row `first_row` of the task.
+    #[inline(always)]
+    pub(crate) fn value_sums(&mut self, first_row: usize, rows: Range<usize>, columns: Range<usize>) -> ValueSums<'_> {
+        let stride = self.task.tiling.width();
+        let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
+        ValueSums {
+            weights: &scores[rows.start * SCORE_STRIDE..],
+            cols: columns.len(),
+            spans: &self.spans[rows.start / S::TILE_ROWS..rows.end.div_ceil(S::TILE_ROWS)],
+            rows: rows.len(),
+            rescale_prev: &rescale_prev[rows.start..],
+            rescale_block: &rescale_block[rows.start..],
+            fresh: self.fresh,
+            out: &mut out[(first_row + rows.start) * stride + columns.start..],
+            out_stride: stride,
+            ends: None,
+            prefetch: &mut self.prefetch,
+        }
     }
 
     /// Accumulates the P·V of contiguous columns with non-finite values handled, a tile of rows at a time: computes the

@@ -2,8 +2,8 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::prefetch;
-use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
-use crate::attention::steps::pv::{ValueSums, Values};
+use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_int4::Int4Values;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::Simd;
@@ -67,36 +67,19 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     /// # Safety
     /// The values and numbers are the block's.
     unsafe fn accumulate_bytes(&mut self, values: Int4Values, row_block: Range<usize>, signs: Signs) {
-        let (task, out_stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
+        let (task, width, rows) = (self.task, self.task.tiling.width(), row_block.len());
         for tile in 0..self.spans.len() {
             let first = tile * S::TILE_ROWS;
             let here = S::TILE_ROWS.min(rows - first);
-            let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
-            let weights = &scores[first * SCORE_STRIDE..][..here * SCORE_STRIDE];
+            let mut sums = self.value_sums(row_block.start, first..first + here, 0..width);
             let part;
-            let weights = match signs {
-                Signs::NonNegative => weights,
-                Signs::Above | Signs::Below => {
-                    part = signs.part(weights);
-                    &part
-                }
-            };
-            let sums = &mut ValueSums {
-                weights,
-                cols: out_stride,
-                spans: &self.spans[tile..=tile],
-                rows: here,
-                rescale_prev: &rescale_prev[first..],
-                rescale_block: &rescale_block[first..],
-                fresh: self.fresh,
-                out: &mut out[(row_block.start + first) * out_stride..],
-                out_stride,
-                ends: None,
-                prefetch: &mut self.prefetch,
-            };
+            if !matches!(signs, Signs::NonNegative) {
+                part = signs.part(&sums.weights[..here * SCORE_STRIDE]);
+                sums.weights = &part;
+            }
             // SAFETY: the caller guarantees the block's values, whole vectors of fours for every key, and its numbers, in whole
             // panels.
-            unsafe { task.s.with_int8_dot(Values { values, sums }) }
+            unsafe { task.s.with_int8_dot(Values { values, sums: &mut sums }) }
         }
     }
 }
