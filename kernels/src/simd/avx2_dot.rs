@@ -166,11 +166,6 @@ unsafe impl<const EXTRA: u8> Int8Dot for Avx2Token<EXTRA> {
     }
 
     #[inline(always)]
-    fn nibble_sums(self, sums: Self::Sums) -> F32x16 {
-        self.to_f32(sums)
-    }
-
-    #[inline(always)]
     fn dot4_words(self, mut sums: Self::Sums, x: Words4, columns: Self::Words) -> Self::Sums {
         // Exact: two products of a byte and 16 bits are far from the end of 32.
         for (sum, columns) in sums.iter_mut().zip(columns) {

@@ -1,9 +1,8 @@
 //! Instruction sets: the ones that this machine has, and the one that a run uses.
 
-use crate::simd::Simd;
 #[cfg(target_arch = "aarch64")]
 use crate::simd::neon::Neon;
-use crate::simd::portable::Portable;
+use crate::simd::{LANES, Simd};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use core::fmt;
@@ -71,15 +70,10 @@ impl Isa {
 
     /// Returns true if products and sums are fused. All such instruction sets give the same bits.
     pub fn has_fma(self) -> bool {
-        match self.0 {
-            Kind::Portable => Portable::FUSED,
-            #[cfg(target_arch = "aarch64")]
-            Kind::Neon => Neon::FUSED,
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => Avx2::FUSED,
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => Avx512::FUSED,
+        fn is_fused<S: Simd>(_: S) -> bool {
+            S::FUSED
         }
+        dispatch!(self, |s| is_fused(s))
     }
 
     /// Returns true if the machine has dot products of bfloat16 pairs that go with this instruction set, for
@@ -90,19 +84,10 @@ impl Isa {
 
     /// Returns the numbers of rows and keys of the register tile.
     pub fn tile(self) -> (usize, usize) {
-        use crate::simd::LANES;
-        fn shape<S: Simd>() -> (usize, usize) {
+        fn shape<S: Simd>(_: S) -> (usize, usize) {
             (S::TILE_ROWS, S::TILE_VECS * LANES)
         }
-        match self.0 {
-            Kind::Portable => shape::<Portable>(),
-            #[cfg(target_arch = "aarch64")]
-            Kind::Neon => shape::<Neon>(),
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => shape::<Avx2>(),
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => shape::<Avx512>(),
-        }
+        dispatch!(self, |s| shape(s))
     }
 
     /// Returns the kind, for [`dispatch!`].

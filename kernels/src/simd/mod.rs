@@ -301,7 +301,10 @@ pub(crate) unsafe trait Int8Dot: Simd {
     /// offset (see `Keys` of the backend).
     fn start(self, total: i32) -> Self::Sums;
     /// Returns the same for keys of [four bits](Self::nibbles).
-    fn start_nibbles(self, total: i32) -> Self::Sums;
+    #[inline(always)]
+    fn start_nibbles(self, total: i32) -> Self::Sums {
+        self.start(total)
+    }
     /// Loads four elements of each of sixteen keys.
     ///
     /// # Safety
@@ -332,7 +335,10 @@ pub(crate) unsafe trait Int8Dot: Simd {
     /// Returns the sums with the products of such columns and four bytes without a sign, the first in the lowest.
     fn dot4_bytes(self, sums: Self::Sums, x: u32, columns: Self::NibbleColumns) -> Self::Sums;
     /// Converts sums of such products, below 2²⁰, to `f32`.
-    fn nibble_sums(self, sums: Self::Sums) -> Self::V;
+    #[inline(always)]
+    fn nibble_sums(self, sums: Self::Sums) -> Self::V {
+        self.to_f32(sums)
+    }
     /// Converts the sums to `f32`, each rounded once.
     fn to_f32(self, sums: Self::Sums) -> Self::V;
     /// Returns the larger of `|a|` and `b`, whose sign bit is 0, by the order of their bits: NaN is the largest.

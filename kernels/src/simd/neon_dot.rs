@@ -98,11 +98,6 @@ unsafe impl<const EXTRA: u8> Int8Dot for NeonToken<4, EXTRA> {
     }
 
     #[inline(always)]
-    fn start_nibbles(self, total: i32) -> Self::Sums {
-        self.start(total)
-    }
-
-    #[inline(always)]
     unsafe fn keys(self, p: *const i8) -> Self::Keys {
         // SAFETY: same contract: the caller guarantees the range at `p`.
         unsafe { self.fours(p) }
@@ -174,11 +169,6 @@ unsafe impl<const EXTRA: u8> Int8Dot for NeonToken<4, EXTRA> {
         let x = self.repeated((x ^ 0x8080_8080).cast_signed());
         // SAFETY: `self` proves the feature.
         self.each_sum(|i| unsafe { vaddq_s32(self.dot(sums[i], columns.elements[i], x), columns.offsets[i]) })
-    }
-
-    #[inline(always)]
-    fn nibble_sums(self, sums: Self::Sums) -> F32x16 {
-        self.to_f32(sums)
     }
 
     #[inline(always)]

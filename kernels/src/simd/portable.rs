@@ -295,11 +295,6 @@ unsafe impl Int8Dot for Portable {
     }
 
     #[inline(always)]
-    fn start_nibbles(self, total: i32) -> Self::Sums {
-        self.start(total)
-    }
-
-    #[inline(always)]
     unsafe fn nibbles(self, p: *const i8) -> Self::Nibbles {
         // SAFETY: same contract: the caller guarantees the range at `p`.
         unsafe { [self.nibble_columns::<Lower>(p), self.nibble_columns::<Upper>(p)] }
@@ -326,11 +321,6 @@ unsafe impl Int8Dot for Portable {
     fn dot4_bytes(self, sums: Self::Sums, x: u32, columns: Self::Words) -> Self::Sums {
         let alternate = |bytes: u32| (bytes & 0x00FF_00FF).cast_signed();
         self.dot4_words(sums, Words4 { even: alternate(x), odd: alternate(x >> 8) }, columns)
-    }
-
-    #[inline(always)]
-    fn nibble_sums(self, sums: Self::Sums) -> Quad {
-        self.to_f32(sums)
     }
 
     #[inline(always)]
