@@ -73,20 +73,6 @@ pub(crate) unsafe fn pair_up(panels: *const Bf16, n: usize, d: usize, out: &mut 
     }
 }
 
-/// Returns float scratch as pairs: as many as there are floats.
-pub(crate) fn as_pairs(scratch: &mut [f32]) -> &mut [Bf16x2] {
-    const { assert!(size_of::<Bf16x2>() == size_of::<f32>() && align_of::<Bf16x2>() <= align_of::<f32>()) }
-    // SAFETY: as large as a float and aligned no more strictly; every bit pattern is a valid pair, and a valid float.
-    unsafe { core::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), scratch.len()) }
-}
-
-/// Returns float scratch as 16-bit elements: twice as many as there are floats.
-pub(crate) fn as_halves(scratch: &mut [f32]) -> &mut [Bf16] {
-    const { assert!(2 * size_of::<Bf16>() == size_of::<f32>() && align_of::<Bf16>() <= align_of::<f32>()) }
-    // SAFETY: as many bytes, aligned for them; every bit pattern is a valid element, and a valid float.
-    unsafe { core::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), 2 * scratch.len()) }
-}
-
 /// Returns the weight of key `j` in a row of rounded weights.
 pub(crate) fn rounded(weights: &[f32], j: usize) -> f32 {
     let pair = weights[j / 2].to_bits();

@@ -1,9 +1,14 @@
 //! Pairs of bfloat16, which some machines multiply at once.
 
+use crate::simd::aligned::Plain;
+
 /// Pair of bfloat16, the first in the lower half.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Bf16x2(pub(crate) u32);
+
+// SAFETY: a four-byte number of which every bit pattern is valid.
+unsafe impl Plain for Bf16x2 {}
 
 impl Bf16x2 {
     #[inline(always)]

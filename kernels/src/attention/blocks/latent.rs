@@ -1,22 +1,14 @@
 //! Latent keys of integers, which are stored as values are: packed into scratch, with the numbers of int4 blocks behind them.
 
 use crate::attention::blocks::key_block::KeyBlock;
-use crate::attention::steps::qk_int8::IntegerKeys;
-use crate::kv::key_block::BlockValues;
+use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::int4;
 use crate::matmul::int8::{self, QUAD};
-use crate::matmul::key_code::{Int4Keys, Int8Keys};
 use crate::simd::aligned::{elements, elements_mut};
 use crate::simd::{LANES, Simd};
 use crate::tensor::element::F16;
 use crate::tensor::rows::Rows;
 use core::ops::Range;
-
-/// Packed latent keys.
-pub(crate) enum LatentKeys {
-    Int8(IntegerKeys<Int8Keys<'static>>),
-    Int4(IntegerKeys<Int4Keys>),
-}
 
 impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Returns the number of bytes of a packed panel of latent keys, and of numbers beside it.
@@ -40,7 +32,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     ///
     /// # Safety
     /// The block has these panels. The result is used before other keys are packed.
-    pub(crate) unsafe fn latent_keys(&mut self, panels: Range<usize>) -> LatentKeys {
+    pub(crate) unsafe fn latent_keys(&mut self, panels: Range<usize>) -> Keys {
         let (s, [bytes, count]) = (self.task.s, self.latent_sizes());
         let pack = self.packed_keys.replace(panels.start * LANES) != Some(panels.start * LANES);
         let (quads, fours) = (bytes / (QUAD * LANES), panels.start * (LANES / QUAD));
@@ -54,9 +46,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                         let at = |four: usize, quad| values.first.at(fours + four).add(QUAD * quad).cast();
                         int8::pack_fours(s, quads, at, elements_mut(keys));
                     }
-                    let panels_at = Rows::strided(elements(keys).as_ptr(), bytes as isize, 1);
                     let (_, scales) = (&*scales).split_at(panels.start * LANES);
-                    LatentKeys::Int8(IntegerKeys { panels: panels_at, code: Int8Keys(Some(scales)) })
+                    let panels = Rows::strided(elements(keys).as_ptr(), bytes as isize, 1);
+                    Keys::Int8 { panels, scales: Some(scales) }
                 }
                 BlockValues::Int4 { mut values, numbers: stored } => {
                     let numbers = elements_mut::<F16>(numbers);
@@ -74,7 +66,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     }
                     let panels = Rows::strided(elements(keys).as_ptr(), bytes as isize, 1);
                     let numbers = Rows::strided(numbers.as_ptr(), count as isize, 1);
-                    LatentKeys::Int4(IntegerKeys { panels, code: Int4Keys { kind: stored.kind, numbers } })
+                    Keys::Int4 { panels, kind: stored.kind, numbers }
                 }
                 BlockValues::Rows { .. } | BlockValues::ValuePanels(_) => {
                     unreachable!("latent keys of floats are rows")

@@ -1,7 +1,6 @@
 //! QKᵀ of a row block and a key block. Keys are packed already or packed here, as elements, pairs or bytes.
 
 use crate::attention::blocks::key_block::KeyBlock;
-use crate::attention::blocks::latent::LatentKeys;
 use crate::attention::blocks::prefetch;
 use crate::attention::blocks::queries::{Queries, are_readable_in_place};
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
@@ -12,11 +11,12 @@ use crate::attention::steps::qk_int8::{Int8Queries, IntegerKeys};
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::score_run::{ScoreRun, Scores};
 use crate::kv::key_block::Keys;
-use crate::matmul::bf16_pairs::{self, as_pairs};
+use crate::matmul::bf16_pairs;
 use crate::matmul::dot_tile::{FAR, Later};
-use crate::matmul::key_code::{Int4Keys, Int8Keys, KeyCode};
+use crate::matmul::key_code::{Int4Keys, Int8Keys};
 use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, READING_KEYS};
+use crate::simd::aligned::elements_mut;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
@@ -54,7 +54,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let (rows, depth) = (self.query_rows(row_block), self.depth(native));
         for first in (0..self.len).step_by(run) {
             let keys = first..self.len.min(first + run);
-            let later = if few { self.later(first, depth, n) } else { None };
+            let later = if few { self.later(first, depth, n, ready) } else { None };
             if !ready && self.packed_keys != Some(first) {
                 // The keys to come are prefetched either by these tiles or by packing.
                 let all = if later.is_some() { keys.len() } else { self.len - first };
@@ -62,20 +62,13 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 self.packed_keys = Some(first);
             }
             let queries = FloatQueries { rows: &rows[..n], depth, scale: task.call.scale };
-            let run = &mut ScoreRun {
-                rows: n,
-                panels: first / LANES..keys.end.div_ceil(LANES),
-                spans: self.spans,
-                next_bias: bias,
-                prefetch: &mut self.prefetch,
-                out: self.regions.scores,
-            };
             let (packed, panel) = (self.regions.keys.as_ptr(), (depth * LANES) as isize);
+            let (stored, run) = (self.keys, &mut self.score_run(n, first / LANES..keys.end.div_ceil(LANES), bias));
             // SAFETY: every query row has `depth` floats, or pairs; keys are packed in whole panels, from key `first`
             // on, which is 0 if they were packed before.
             unsafe {
                 if native {
-                    let panels = match self.keys {
+                    let panels = match stored {
                         Keys::Packed(Typed::Bf16(panels)) if ready => {
                             PairPanels::Apart(Rows::strided(panels.at(0).cast(), 2 * panel, 1))
                         }
@@ -83,7 +76,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     };
                     task.s.with_bf16_dot(Scores { queries, keys: FloatKeys { panels, later }, run });
                 } else {
-                    let panels = match self.keys {
+                    let panels = match stored {
                         Keys::Packed(panels) if ready => panels,
                         _ => Typed::F32(Rows::strided(packed, panel, 1)),
                     };
@@ -91,6 +84,17 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 }
             }
         }
+    }
+
+    /// Describes the scores to compute of some rows of a row block, and of some panels.
+    fn score_run<'s>(
+        &'s mut self,
+        rows: usize,
+        panels: Range<usize>,
+        next_bias: Option<AnyColumns<'s>>,
+    ) -> ScoreRun<'s> {
+        let (prefetch, out) = (&mut self.prefetch, &mut *self.regions.scores);
+        ScoreRun { rows, panels, spans: self.spans, next_bias, prefetch, out }
     }
 
     /// Returns the number of floats of a query, or of pairs.
@@ -135,10 +139,10 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         unsafe {
             match self.keys {
                 Keys::Rows(Typed::Bf16(rows)) if native => {
-                    bf16_pairs::pack(task.s, rows.rows_from(keys.start), n, d, as_pairs(out));
+                    bf16_pairs::pack(task.s, rows.rows_from(keys.start), n, d, elements_mut(out));
                 }
                 Keys::Packed(Typed::Bf16(panels)) if native => {
-                    let pairs = as_pairs(out).chunks_exact_mut(d.div_ceil(2) * LANES);
+                    let pairs = elements_mut(out).chunks_exact_mut(d.div_ceil(2) * LANES);
                     for (panel, pairs) in (keys.start / LANES..keys.end.div_ceil(LANES)).zip(pairs) {
                         bf16_pairs::pair_up(panels.at(panel), 1, d, pairs);
                     }
@@ -153,27 +157,13 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Returns the address that few rows, `rows` of them, prefetch from while they compute the keys from `first` on, and the bytes
-    /// for each element of a panel: packed keys [far](Later::far) after these, or rows [`lead`] keys after these, if they are
-    /// contiguous. The tiles prefetch, one line with each step, and not the packing, which reads its lines sixteen at a
-    /// time: this way memory is busy while nothing waits for it.
-    fn later(&self, first: usize, depth: usize, rows: usize) -> Option<LaterKeys> {
-        let (head_dim, far) = (self.task.tiling.head_dim, Later::far(self.task.s, rows));
+    /// Returns what few rows, `rows` of them, prefetch while they compute the keys from `first` on: packed keys [far](Later::far) after
+    /// these, or rows [`lead`] keys after these, if they are contiguous. The tiles prefetch, one line with each step, and not the
+    /// packing, which reads its lines sixteen at a time: this way memory is busy while nothing waits for it.
+    fn later(&self, first: usize, depth: usize, rows: usize, ready: bool) -> Option<LaterKeys> {
+        let head_dim = self.task.tiling.head_dim;
         match self.keys {
-            // Scattered panels are paired up in scratch first.
-            Keys::Packed(panels) if panels.are_scattered() && matches!(self.queries, Queries::Pairs(_)) => None,
-            Keys::Packed(panels) => {
-                // SAFETY: the block has at least one panel.
-                let panel = unsafe { panels.first() };
-                let bytes = LANES * head_dim * panel.element;
-                Some(match panels.are_scattered() {
-                    true => LaterKeys::Panels { ahead: far.div_ceil(bytes.max(1)), bytes: bytes / depth },
-                    false => {
-                        let at = panel.at.wrapping_add(first / LANES * bytes + far);
-                        LaterKeys::InOrder { at, bytes: bytes / depth }
-                    }
-                })
-            }
+            Keys::Packed(_) => ready.then(|| LaterKeys::Panels { far: Later::far(self.task.s, rows) }),
             Keys::Rows(rows) if rows.element() == 1 => {
                 // SAFETY: the block has at least one key.
                 let rows = unsafe { rows.first() };
@@ -185,7 +175,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     if self.task.call.kv.cache().is_some() { self.len } else { self.task.seq.kv_len - self.first };
                 let there = dense && then < held;
                 let at = rows.at.wrapping_add(then * row);
-                there.then(|| LaterKeys::InOrder { at, bytes: LANES * row / depth })
+                there.then(|| LaterKeys::Rows { at, bytes: LANES * row / depth })
             }
             _ => None,
         }
@@ -193,65 +183,47 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
 
     /// Computes QKᵀ of int8 queries and keys of eight or four bits.
     fn compute_qk_int8(&mut self, queries: Int8Queries<'_>, rows: Range<usize>, bias: Option<AnyColumns<'_>>) {
-        let all = 0..self.len.div_ceil(LANES);
-        // SAFETY: the cache outlives the call, and the block's table the block.
-        unsafe {
-            match self.keys {
-                Keys::Int8 { panels, scales } => {
-                    if let Some(scales) = scales.filter(|_| !panels.are_scattered()) {
-                        prefetch::behind_scales(self.task, scales.cast(), size_of_val(&*scales));
+        self.prefetch_key_scales();
+        let (s, all) = (self.task.s, self.len.div_ceil(LANES));
+        let at_once = if matches!(self.keys, Keys::Latent) { self.latent_panels_at_once() } else { all };
+        for first in (0..all).step_by(at_once) {
+            let panels = first..all.min(first + at_once);
+            // SAFETY: the block has these panels, and their numbers; the cache outlives the call, and the block's table the block.
+            unsafe {
+                let keys = match self.keys {
+                    Keys::Latent => self.latent_keys(panels.clone()),
+                    keys => keys,
+                };
+                let (queries, run) = (queries.rows(rows.clone()), &mut self.score_run(rows.len(), panels, bias));
+                match keys {
+                    Keys::Int8 { panels, scales } => {
+                        let code = Int8Keys(scales.map(|scales| &*scales));
+                        s.with_int8_dot(Scores { queries, keys: IntegerKeys { panels, code }, run });
                     }
-                    let code = Int8Keys(scales.map(|scales| &*scales));
-                    self.integer_scores(queries, rows, all, bias, IntegerKeys { panels, code });
-                }
-                Keys::Int4 { panels, kind, numbers } => {
-                    if !panels.are_scattered() {
-                        let numbers = numbers.at(0).cast();
-                        prefetch::behind_scales(
-                            self.task,
-                            numbers,
-                            kind.number_bytes(KEY_BLOCK, self.task.tiling.head_dim),
-                        );
+                    Keys::Int4 { panels, kind, numbers } => {
+                        let code = Int4Keys { kind, numbers };
+                        s.with_int8_dot(Scores { queries, keys: IntegerKeys { panels, code }, run });
                     }
-                    let code = Int4Keys { kind, numbers };
-                    self.integer_scores(queries, rows, all, bias, IntegerKeys { panels, code });
+                    _ => unreachable!("queries of bytes meet keys of integers"),
                 }
-                Keys::Latent => {
-                    let at_once = self.latent_panels_at_once();
-                    for first in all.clone().step_by(at_once) {
-                        let (rows, panels) = (rows.clone(), first..all.end.min(first + at_once));
-                        match self.latent_keys(panels.clone()) {
-                            LatentKeys::Int8(keys) => self.integer_scores(queries, rows, panels, bias, keys),
-                            LatentKeys::Int4(keys) => self.integer_scores(queries, rows, panels, bias, keys),
-                        }
-                    }
-                }
-                _ => unreachable!("queries of bytes meet keys of integers"),
             }
         }
     }
 
-    /// Computes QKᵀ of int8 queries and some panels of the block's keys.
-    ///
-    /// # Safety
-    /// The block has these panels, and their numbers.
-    unsafe fn integer_scores(
-        &mut self,
-        queries: Int8Queries<'_>,
-        rows: Range<usize>,
-        panels: Range<usize>,
-        next_bias: Option<AnyColumns<'_>>,
-        keys: IntegerKeys<impl KeyCode>,
-    ) {
-        let run = &mut ScoreRun {
-            rows: rows.len(),
-            panels,
-            spans: self.spans,
-            next_bias,
-            prefetch: &mut self.prefetch,
-            out: self.regions.scores,
-        };
-        // SAFETY: the caller guarantees the panels.
-        unsafe { self.task.s.with_int8_dot(Scores { queries: queries.rows(rows), keys, run }) }
+    /// Prefetches the scales of integer keys that will be read later, unless keys are scattered.
+    fn prefetch_key_scales(&self) {
+        // SAFETY: the block has a panel of keys, and its numbers.
+        unsafe {
+            match self.keys {
+                Keys::Int8 { panels, scales: Some(scales) } if !panels.are_scattered() => {
+                    prefetch::behind_scales(self.task, scales.cast(), size_of_val(&*scales));
+                }
+                Keys::Int4 { panels, kind, numbers } if !panels.are_scattered() => {
+                    let bytes = kind.number_bytes(KEY_BLOCK, self.task.tiling.head_dim);
+                    prefetch::behind_scales(self.task, numbers.at(0).cast(), bytes);
+                }
+                _ => {}
+            }
+        }
     }
 }

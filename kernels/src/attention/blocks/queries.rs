@@ -4,12 +4,13 @@ use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::{QueryMemory, Regions};
 use crate::attention::steps::qk_int8::Int8Queries;
 use crate::kv::key_block::QueryForm;
-use crate::matmul::bf16_pairs::{as_halves, as_pairs};
 use crate::matmul::int4;
 use crate::matmul::int8::{self, QuerySize};
 use crate::matmul::pack::{self, NonFinite};
+use crate::simd::aligned::{elements, elements_mut};
 use crate::simd::{Bf16x2, LANES, Simd};
 use crate::tensor::any::Tensor;
+use crate::tensor::element::{Bf16, Element};
 use crate::tensor::view::View;
 
 /// Location and form of the task's queries.
@@ -74,26 +75,34 @@ fn copy<S: Simd>(task: &AttentionTask<'_, S>, copies: &mut [f32]) {
     }
 }
 
-/// Rounds the task's queries to pairs.
-fn pairs<'r, S: Simd>(task: &AttentionTask<'_, S>, regions: &mut Regions<'r>) -> Queries<'r> {
-    let (d, n) = (task.tiling.head_dim, task.set.rows.len());
-    // No keys are packed yet, so their scratch is free: sixteen rows or more.
-    let whole = &mut as_halves(regions.keys)[..d.next_multiple_of(LANES)];
-    let queries = core::mem::take(&mut regions.queries);
-    if regions.query_memory == QueryMemory::Filled {
-        return Queries::Pairs(as_pairs(queries));
-    }
-    let pairs = as_halves(queries).chunks_exact_mut(d.next_multiple_of(2));
-    for (row, pairs) in task.rows(0..n).zip(pairs) {
+/// Calls `take(row)` for each of the task's queries, widened or rounded to `T` and filled up with zeros to whole vectors, in the
+/// scratch of keys: none are packed yet, and it holds sixteen rows or more.
+fn for_each_row<S: Simd, T: Element>(task: &AttentionTask<'_, S>, scratch: &mut [f32], mut take: impl FnMut(&mut [T])) {
+    let d = task.tiling.head_dim;
+    let wide = &mut elements_mut(scratch)[..d.next_multiple_of(LANES)];
+    for row in task.rows(0..task.set.rows.len()) {
         // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
         unsafe {
             let rows = task.call.q.rows(row.q_batch, row.head, row.at);
-            pack::pack_rows(task.s, rows, [1, d], NonFinite::Ignored, whole);
+            pack::pack_rows(task.s, rows, [1, d], NonFinite::Ignored, wide);
         }
-        // An odd last element is paired with the padding.
-        pairs.copy_from_slice(&whole[..pairs.len()]);
+        take(wide);
     }
-    Queries::Pairs(as_pairs(queries))
+}
+
+/// Rounds the task's queries to pairs.
+fn pairs<'r, S: Simd>(task: &AttentionTask<'_, S>, regions: &mut Regions<'r>) -> Queries<'r> {
+    let pairs = core::mem::take(&mut regions.queries);
+    if regions.query_memory == QueryMemory::Free {
+        let mut halves = elements_mut(pairs).chunks_exact_mut(task.tiling.head_dim.next_multiple_of(2));
+        for_each_row(task, regions.keys, |row: &mut [Bf16]| {
+            // An odd last element is paired with the padding.
+            if let Some(halves) = halves.next() {
+                halves.copy_from_slice(&row[..halves.len()]);
+            }
+        });
+    }
+    Queries::Pairs(elements(pairs))
 }
 
 /// Quantises the task's queries to bytes. They are multiplied by the scales of the keys' channels first, so that
@@ -109,16 +118,10 @@ fn bytes<'r, S: Simd>(
     if regions.query_memory == QueryMemory::Filled {
         return Queries::Int8(Int8Queries { quads, rows, size });
     }
-    // Keys are not packed here, so their scratch is free: sixteen rows or more.
-    let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
-    let places = quads.chunks_exact_mut(size.quads).zip(rows.chunks_exact_mut(size.sums));
-    for (row, (quads, sums)) in task.rows(0..n).zip(places) {
-        // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
-        unsafe {
-            let rows = task.call.q.rows(row.q_batch, row.head, row.at);
-            pack::pack_rows(task.s, rows, [1, d], NonFinite::Ignored, wide);
-        }
-        let row = &mut wide[..d];
+    let mut places = quads.chunks_exact_mut(size.quads).zip(rows.chunks_exact_mut(size.sums));
+    for_each_row(task, regions.keys, |row| {
+        let Some((quads, sums)) = places.next() else { return };
+        let row = &mut row[..d];
         if let Some(channels) = channels {
             task.s.vectorize(
                 #[inline(always)]
@@ -130,6 +133,6 @@ fn bytes<'r, S: Simd>(
             [sum] => *sum = whole,
             blocks => int4::block_sums(whole, quads, blocks),
         }
-    }
+    });
     Queries::Int8(Int8Queries { quads, rows, size })
 }

@@ -12,12 +12,12 @@ use crate::attention::steps::pv_int4::Int4Values;
 use crate::attention::steps::{bf16, float_loops, pv_int8, softmax};
 use crate::kv::key_block::{BlockValues, Columns};
 use crate::kv::value_panels::{VALUE_COLS, ValuePanels};
-use crate::matmul::bf16_pairs;
 use crate::matmul::int8::ValueQuad;
 use crate::matmul::operands::HalfPair;
 use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
+use crate::simd::aligned::elements_mut;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::rows::Rows;
@@ -213,7 +213,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             for (r, part) in here.zip(part.chunks_exact(width)) {
                 let factors = [&rescale_prev[r..=r], &rescale_block[r..=r]];
                 let out = &mut out[(row_block.start + r) * stride + columns.first..][..width];
-                softmax::merge_marked(task.s, factors, out, part, width);
+                softmax::merge_outputs(task.s, factors, out, part, width, NonFinite::Handled);
             }
         }
     }
@@ -236,7 +236,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         // SAFETY: the caller guarantees columns of the block, which has them for every key.
         unsafe {
             if native {
-                let room = bf16_pairs::as_halves(room);
+                let room = elements_mut(room);
                 if !ready {
                     pack::pack_rows(task.s, columns.rows, size, nonfinite, room);
                 }

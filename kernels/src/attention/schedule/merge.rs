@@ -3,6 +3,7 @@
 
 use crate::attention::steps::softmax::{self, SoftmaxState};
 use crate::elementary::{exp, ln};
+use crate::matmul::pack::NonFinite;
 use crate::simd::isa::Isa;
 use crate::simd::{LANES, Simd};
 use crate::tensor::view::View;
@@ -44,13 +45,11 @@ fn merge_rows<S: Simd>(
             rescale_prev: &mut rescale_prev,
             rescale_block: &mut rescale_block,
         };
+        softmax::merge_state(s, state);
         let (earlier, later) = (&mut out[values.clone()], &later_out[values]);
-        if earlier.iter().chain(later).any(|x| x.is_nan()) {
-            softmax::merge(s, state, &mut [], &[], dim);
-            softmax::merge_marked(s, [&rescale_prev, &rescale_block], earlier, later, dim);
-        } else {
-            softmax::merge(s, state, earlier, later, dim);
-        }
+        let any_nan = earlier.iter().chain(later).any(|x| x.is_nan());
+        let nonfinite = if any_nan { NonFinite::Handled } else { NonFinite::Ignored };
+        softmax::merge_outputs(s, [&rescale_prev, &rescale_block], earlier, later, dim, nonfinite);
         max[here.clone()].copy_from_slice(&m[..here.len()]);
         sum[here.clone()].copy_from_slice(&l[..here.len()]);
     }

@@ -69,10 +69,12 @@ impl<S: Simd> AttentionTask<'_, S> {
             let state = softmax::SoftmaxState {
                 max: &mut regions.max[..padded],
                 sum: &mut regions.sum[..padded],
-                rescale_prev: max,
-                rescale_block: sum,
+                rescale_prev: &mut *max,
+                rescale_block: &mut *sum,
             };
-            softmax::merge(self.s, state, &mut regions.out[..out.len()], out, parts.width);
+            softmax::merge_state(self.s, state);
+            let merged = &mut regions.out[..out.len()];
+            softmax::merge_outputs(self.s, [max, sum], merged, out, parts.width, NonFinite::Ignored);
         }
         if self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, regions) {
             return;
@@ -82,7 +84,8 @@ impl<S: Simd> AttentionTask<'_, S> {
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
             let [rescale_prev, factor, out] = unsafe { parts.part(unit, self.set.rows.clone()) };
-            softmax::merge_marked(self.s, [rescale_prev, factor], &mut regions.out[..out.len()], out, parts.width);
+            let merged = &mut regions.out[..out.len()];
+            softmax::merge_outputs(self.s, [rescale_prev, factor], merged, out, parts.width, NonFinite::Handled);
         }
         self.finish(NonFinite::Handled, EndedRowBlocks::NONE, regions);
     }

@@ -9,7 +9,7 @@ mod tests;
 use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::score_run::{ScoreRun, Strip};
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
-use crate::matmul::operands::MulAdd;
+use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, tile_prefetches};
 use crate::simd::{FIRST, LANES, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use crate::tensor::any::AnyPanels;
@@ -38,11 +38,26 @@ pub(crate) struct FloatKeys<K = AnyPanels> {
 /// Keys that few rows prefetch while they compute others.
 #[derive(Clone, Copy)]
 pub(crate) enum LaterKeys {
-    /// Memory from `at` on, which is prefetched as the keys are read; an element of a panel takes `bytes`.
-    InOrder { at: *const u8, bytes: usize },
-    /// Panels of the run itself, so many after the one that is computed, and what follows them in the table; of elements of
-    /// `bytes`.
-    Panels { ahead: usize, bytes: usize },
+    /// Panels so many bytes [behind](behind) those that are computed.
+    Panels { far: usize },
+    /// Rows that are not packed yet, from `at` on, which are prefetched as the keys are read: `bytes` for each element of a panel.
+    Rows { at: *const u8, bytes: usize },
+}
+
+/// Returns the address of what is read `far` bytes after panel `n` of `all`, of so many bytes each. The table of scattered panels
+/// has twice as many entries as panels.
+///
+/// # Safety
+/// There is such a panel.
+#[inline(always)]
+pub(crate) unsafe fn behind<T>(keys: Rows<T>, [n, all]: [usize; 2], bytes: usize, far: usize) -> *const T {
+    // SAFETY: the caller guarantees panel `n`, and so as many entries of a table as are read.
+    unsafe {
+        match keys.are_scattered() {
+            true => keys.at((n + far.div_ceil(bytes.max(1))).min(2 * all - 1)),
+            false => keys.at(n).wrapping_byte_add(far),
+        }
+    }
 }
 
 /// Computes the scores of a row block against a run of packed keys.
@@ -60,7 +75,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
     assert!(queries.rows.len() == rows && (rows <= MEMORY_BOUND_ROWS || !keys.panels.are_scattered()));
     // Rows of pages, which tiles do not prefetch, are read more slowly two panels at a time; scattered panels are read one
     // by one.
-    let in_first = if matches!(keys.later, Some(LaterKeys::InOrder { .. })) { T::By::DOT_VECS[0] } else { 1 };
+    let in_first = if keys.later.is_some() && !keys.panels.are_scattered() { T::By::DOT_VECS[0] } else { 1 };
     let vecs = dot_tile::panels(s, rows, [in_first, T::By::DOT_VECS[1]]);
     let level = match keys.later.map_or(NO_LEVEL, |_| dot_tile::level(s, rows)) {
         // Rows of elements are few, so those that prefetch nothing need no code of their own.
@@ -104,14 +119,15 @@ impl LaterKeys {
     /// # Safety
     /// There is such a panel.
     #[inline(always)]
-    unsafe fn of_tile<T>(self, keys: Rows<T>, [n, all]: [usize; 2], depth: usize, vecs: usize) -> Later {
+    unsafe fn of_tile<S: Simd, T: Operand<S>>(self, keys: Rows<T>, of: [usize; 2], depth: usize, vecs: usize) -> Later {
         match self {
-            Self::InOrder { at, bytes } => Later::in_order(at.wrapping_add(n * depth * bytes), bytes, vecs),
-            Self::Panels { ahead, bytes } => {
-                // SAFETY: the caller guarantees that there are panels, and the table has twice as many entries.
-                let at = unsafe { keys.at((n + ahead).min(2 * all - 1)) };
+            Self::Panels { far } => {
+                let bytes = T::ROWS * LANES * size_of::<T>();
+                // SAFETY: the caller guarantees the panel.
+                let at = unsafe { behind(keys, of, depth * bytes, far) };
                 Later::in_order(at.cast(), bytes, vecs)
             }
+            Self::Rows { at, bytes } => Later::in_order(at.wrapping_add(of[0] * depth * bytes), bytes, vecs),
         }
     }
 }
@@ -148,7 +164,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
                     depth: d,
                     out: out.add(rows.start * SCORE_STRIDE + panel * LANES),
                     stride: SCORE_STRIDE,
-                    later: later.map(|later| later.of_tile(keys, [n, all[1]], d, NV)),
+                    later: later.map(|later| later.of_tile::<S, T>(keys, [n, all[1]], d, NV)),
                 };
                 by_tile_rows!(rows.len(), most dot_tile::most_rows(S::TILE_ROWS, LEVEL), |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
                     s,

@@ -4,6 +4,7 @@
 //! have a scale for each block of their elements: their sums are taken block by block, and added up as floats.
 
 use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::steps::qk::behind;
 use crate::attention::steps::score_run::{ScoreRun, Scores, Strip};
 use crate::matmul::dot_tile::{self, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
@@ -146,15 +147,20 @@ unsafe fn strip_scores<S: Int8Dot, C: KeyCode, const NV: usize, const LEVEL: u8>
         #[inline(always)]
         |rows, panel| {
             let (row, here) = (rows.start, rows.len());
-            let far = tile_prefetches::<S>(row, here, all).then(|| Later::far(s, all));
             // SAFETY: the caller guarantees the tile's rows and panels.
             unsafe {
+                let (n, bytes) = (panel - panels.start, size.quads / C::HALVES * 4 * LANES);
+                let at = keys.panels.at(n);
+                let prefetches = tile_prefetches::<S>(row, here, all);
                 let tile = Tile {
                     queries: quads.add(row * size.quads),
                     rows: rows_at.add(row * size.sums),
-                    keys: keys.panels.at(panel - panels.start),
-                    later: keys.later(size, [panel - panels.start, panels.len()], far),
-                    code: keys.code.panel(panel - panels.start),
+                    keys: at,
+                    later: match prefetches {
+                        true => behind(keys.panels, [n, panels.len()], bytes, Later::far(s, all)),
+                        false => at,
+                    },
+                    code: keys.code.panel(n),
                     size,
                     out: out.add(row * SCORE_STRIDE + panel * LANES),
                 };
@@ -162,25 +168,6 @@ unsafe fn strip_scores<S: Int8Dot, C: KeyCode, const NV: usize, const LEVEL: u8>
             }
         },
     );
-}
-
-impl<C: KeyCode> IntegerKeys<C> {
-    /// Returns the keys to prefetch beside panel `n` of `all`: `far` bytes further on, if the tile prefetches.
-    ///
-    /// # Safety
-    /// There is such a panel.
-    #[inline(always)]
-    unsafe fn later(self, size: QuerySize, [n, all]: [usize; 2], far: Option<usize>) -> *const i8 {
-        let bytes = (size.quads / C::HALVES * 4 * LANES).max(1);
-        // SAFETY: the caller guarantees the panel; a table has twice as many entries as panels.
-        unsafe {
-            match far {
-                None => self.panels.at(n),
-                Some(far) if self.panels.are_scattered() => self.panels.at((n + far.div_ceil(bytes)).min(2 * all - 1)),
-                Some(far) => self.panels.at(n).wrapping_add(far),
-            }
-        }
-    }
 }
 
 impl<C: KeyCode> Tile<C> {

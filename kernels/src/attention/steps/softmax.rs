@@ -17,9 +17,10 @@ use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::infinite;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
+use crate::matmul::pack::NonFinite;
 use crate::matmul::tile_shape::next_part;
 use crate::simd::exp::{self, Accuracy, Begun, exp};
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, lanes};
 use core::ops::Range;
 
 /// Running state of a row block, padded to whole vectors, and the two factors of the last key block.
@@ -288,84 +289,61 @@ unsafe fn end<S: Simd, W: WeightForm<S>, const N: usize>(
     }
 }
 
-/// Merges rows accumulated over later keys into rows accumulated over earlier ones, as [`softmax`] and the P·V kernel
-/// do with a block: the later rows' maxima and sums are passed in `rescale_prev` and `rescale_block`. Rows are `dim`
-/// long.
-pub(crate) fn merge<S: Simd>(s: S, state: SoftmaxState<'_>, out: &mut [f32], later: &[f32], dim: usize) {
+/// Merges the state of rows accumulated over later keys into that over earlier ones, as [`softmax`] does with a block: the later
+/// rows' maxima and sums are passed in `rescale_prev` and `rescale_block`, and become the factors for [`merge_outputs`].
+pub(crate) fn merge_state<S: Simd>(s: S, state: SoftmaxState<'_>) {
+    let rows = state.max.len();
+    assert!(rows.is_multiple_of(LANES));
+    assert!([state.sum.len(), state.rescale_prev.len(), state.rescale_block.len()] == [rows; 3]);
     s.vectorize(
         #[inline(always)]
-        move || {
-            let rows = state.max.len();
-            assert!(
-                rows.is_multiple_of(LANES)
-                    && [state.sum.len(), state.rescale_prev.len(), state.rescale_block.len()] == [rows; 3]
-            );
-            assert!(out.len() == later.len() && out.len() <= rows * dim);
-            let SoftmaxState { max, sum, rescale_prev, rescale_block: factor } = state;
-            merge_block_state(
-                s,
-                rows,
-                SoftmaxState { max, sum, rescale_prev: &mut *rescale_prev, rescale_block: &mut *factor },
-            );
-            merge_rows([&*rescale_prev, &*factor], out, later, dim, |factors, out, later| {
-                merge_vector(s, factors, out, later)
-            });
-        },
+        move || merge_block_state(s, rows, state),
     )
 }
 
-/// Merges outputs over later keys into outputs over earlier ones, both accumulated with non-finite values handled, by
-/// the factors that [`merge`] or [`softmax`] found: marks of infinite values (`infinite.rs`) stay marks.
-pub(crate) fn merge_marked<S: Simd>(s: S, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
-    s.vectorize(
-        #[inline(always)]
-        move || {
-            assert!(out.len() == later.len());
-            merge_rows(factors, out, later, dim, |factors, out, later| {
-                let before = *out;
-                merge_vector(s, factors, out, later);
-                if out.iter().any(|x| x.is_nan()) {
-                    for (out, (&before, &later)) in out.iter_mut().zip(before.iter().zip(later)) {
-                        *out = infinite::merge(factors, before, later, *out);
-                    }
-                }
-            });
-        },
-    )
-}
-
-/// Calls `merge(factors, sixteen elements of out, sixteen elements of later)` for all rows of `dim` elements.
-#[inline(always)]
-fn merge_rows(
+/// Merges outputs over later keys into outputs over earlier ones, rows of `dim` elements, as the P·V step does with a block:
+/// `out ← out · rescale_prev + later · factor`. Where both were accumulated with non-finite values handled, marks of infinite
+/// values (`infinite.rs`) stay marks.
+pub(crate) fn merge_outputs<S: Simd>(
+    s: S,
     [rescale_prev, factor]: [&[f32]; 2],
     out: &mut [f32],
     later: &[f32],
     dim: usize,
-    mut merge: impl FnMut([f32; 2], &mut [f32; LANES], &[f32; LANES]),
+    nonfinite: NonFinite,
 ) {
-    for (row, (out, later)) in out.chunks_exact_mut(dim).zip(later.chunks_exact(dim)).enumerate() {
-        let factors = [rescale_prev[row], factor[row]];
-        let ((out, out_rest), (later, later_rest)) = (out.as_chunks_mut(), later.as_chunks());
-        for (out, later) in out.iter_mut().zip(later) {
-            merge(factors, out, later);
-        }
-        if !out_rest.is_empty() {
-            let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
-            a[..out_rest.len()].copy_from_slice(out_rest);
-            b[..later_rest.len()].copy_from_slice(later_rest);
-            merge(factors, &mut a, &b);
-            out_rest.copy_from_slice(&a[..out_rest.len()]);
-        }
-    }
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            assert!(out.len() == later.len());
+            for (row, (out, later)) in out.chunks_exact_mut(dim).zip(later.chunks_exact(dim)).enumerate() {
+                let factors = [rescale_prev[row], factor[row]];
+                let ((out, out_rest), (later, later_rest)) = (out.as_chunks_mut(), later.as_chunks());
+                for (out, later) in out.iter_mut().zip(later) {
+                    merge_sixteen(s, factors, out, later, nonfinite);
+                }
+                if !out_rest.is_empty() {
+                    let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+                    a[..out_rest.len()].copy_from_slice(out_rest);
+                    b[..later_rest.len()].copy_from_slice(later_rest);
+                    merge_sixteen(s, factors, &mut a, &b, nonfinite);
+                    out_rest.copy_from_slice(&a[..out_rest.len()]);
+                }
+            }
+        },
+    )
 }
 
-/// Computes `out ← out · rescale_prev + later · factor`.
+/// Merges sixteen elements of a row, as [`merge_outputs`] does.
 #[inline(always)]
-fn merge_vector<S: Simd>(s: S, [rescale_prev, factor]: [f32; 2], out: &mut [f32; LANES], later: &[f32; LANES]) {
-    // SAFETY: `out` and `later` are sixteen floats each.
-    unsafe {
-        let old = s.mul(s.load(out.as_ptr()), s.splat(rescale_prev));
-        s.store(out.as_mut_ptr(), s.fma(s.load(later.as_ptr()), s.splat(factor), old));
+fn merge_sixteen<S: Simd>(s: S, factors: [f32; 2], out: &mut [f32; LANES], later: &[f32; LANES], nonfinite: NonFinite) {
+    let (before, [rescale_prev, factor]) = (*out, factors);
+    let old = s.mul(lanes::load(s, out), s.splat(rescale_prev));
+    lanes::store(s, out, s.fma(lanes::load(s, later), s.splat(factor), old));
+    if nonfinite == NonFinite::Handled && out.iter().any(|x| x.is_nan()) {
+        for (out, (&before, &later)) in out.iter_mut().zip(before.iter().zip(later)) {
+            *out = infinite::merge(factors, before, later, *out);
+        }
     }
 }
 
@@ -374,7 +352,7 @@ fn merge_vector<S: Simd>(s: S, [rescale_prev, factor]: [f32; 2], out: &mut [f32;
 fn merge_block_state<S: Simd>(s: S, padded: usize, state: SoftmaxState<'_>) {
     let hidden = s.splat(f32::NEG_INFINITY);
     for row in (0..padded).step_by(LANES) {
-        // SAFETY: `row + 16 ≤ padded`, and `softmax` and `merge` assert that all four slices are at least so long.
+        // SAFETY: `row + 16 ≤ padded`, and `softmax` and `merge_state` assert that all four slices are at least so long.
         unsafe {
             let (old_max, old_sum) = (s.load(state.max.as_ptr().add(row)), s.load(state.sum.as_ptr().add(row)));
             let (max, sum) =

@@ -17,7 +17,7 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
     // SAFETY: every query has `d` floats, and the caller made `panels` panels.
     unsafe {
         let queries = FloatQueries { rows: &pointers, depth: d, scale: 0.7 };
-        let later = Some(LaterKeys::InOrder { at: pointers[0].cast(), bytes: 64 });
+        let later = Some(LaterKeys::Rows { at: pointers[0].cast(), bytes: 64 });
         let run = &mut ScoreRun {
             rows,
             panels: 0..panels,
