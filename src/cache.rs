@@ -17,7 +17,7 @@ pub(crate) use held::check_held;
 use sdpa_kernels::{Cache, Dtype, Int4, Isa, Sliding};
 pub(crate) use sequences::check_accepted;
 use std::collections::BTreeSet;
-pub(crate) use token_form::{Storable, TokenForm, ValuePlace};
+pub(crate) use token_form::{check_elements, check_tokens};
 
 /// Scales of the keys of an int8 cache: see [`KvCache::int8`].
 ///

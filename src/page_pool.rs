@@ -4,7 +4,7 @@
 mod file;
 
 use crate::cache::{
-    CacheFormat, KeyScales, Storable, TokenForm, ValuePlace, check_accepted, format_of, key_length, key_scales,
+    CacheFormat, KeyScales, check_accepted, check_elements, check_tokens, format_of, key_length, key_scales,
 };
 use crate::error::{Error, at_most, same};
 use crate::inputs::cumulative;
@@ -111,7 +111,7 @@ impl PagePool {
 
     /// Format of the elements.
     pub fn format(&self) -> CacheFormat<'_> {
-        format_of(self.pool.dtype(), self.pool.int4(), self.pool.channel_scales())
+        format(&self.pool)
     }
 
     /// Bytes held.
@@ -186,10 +186,10 @@ impl PagePool {
         [k, v]: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
     ) -> Result<(), Error> {
-        TokenForm { shape: self.shape(), values: ValuePlace::Apart, of: "the pool" }.check(k, v)?;
-        let (isa, storable) = (self.isa, Storable::in_format(self.format()));
+        check_tokens(self.shape(), "the pool", k, v)?;
         // What the tensors hold is looked at last: views may be huge, but not what the pool has pages for.
-        self.pool.append(isa, table, [k, v], tokens, || storable.check(isa, [k, v]))
+        let isa = self.isa;
+        self.pool.append(isa, table, [k, v], tokens, |pool| check_elements(format(pool), isa, [k, v]))
     }
 
     /// Keeps the first `from` tokens of a sequence of a table and, of the later ones, only the accepted, moved up, as
@@ -269,4 +269,9 @@ impl PagePool {
         copies.iter().for_each(|&[from, to]| self.pool.copy(from as usize, to as usize));
         Ok(())
     }
+}
+
+/// Returns the format of the elements of a pool.
+fn format(pool: &sdpa_kernels::PackedPool) -> CacheFormat<'_> {
+    format_of(pool.dtype(), pool.int4(), pool.channel_scales())
 }

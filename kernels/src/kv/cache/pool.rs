@@ -155,11 +155,11 @@ impl PackedPool {
         table: BlockTable<'_>,
         kv: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
-        contents: impl FnOnce() -> Result<(), E>,
+        contents: impl FnOnce(&Self) -> Result<(), E>,
     ) -> Result<(), E> {
         let width = table.checked(self.pages, self.sizes.rows)?;
         self.check_new(table, width, tokens.clone())?;
-        contents()?;
+        contents(self)?;
         let (sizes, size) = (self.sizes, self.sizes.rows);
         for NewTokens { sequence, b, rows } in tokens {
             let mut at = table.lens[sequence].checked_sub(rows.len()).expect("checked above");
