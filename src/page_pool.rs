@@ -224,7 +224,7 @@ impl PagePool {
         let Some(last) = table.lens.len().checked_sub(1) else {
             return Err(Error::Empty { argument: "block table", what: "number of sequences" });
         };
-        at_most(last, "the last one of the block table").check("sequence", "index", sequence)?;
+        at_most("sequence", "index", sequence, last, "the last one of the block table")?;
         let len = table.lens[sequence];
         check_accepted(sequence, len, from, accepted)?;
         Ok(self.pool.keep(table, sequence, from, accepted)?)
@@ -236,7 +236,7 @@ impl PagePool {
     /// # Errors
     /// [`Error::Range`] if the pool has fewer pages, [`Error::Memory`]; the pool is then unchanged.
     pub fn shrink(&mut self, pages: usize) -> Result<(), Error> {
-        at_most(self.page_count(), "the pages that the pool has").check("page pool", "number of pages", pages)?;
+        at_most("page pool", "number of pages", pages, self.page_count(), "the pages that the pool has")?;
         let bytes = self.bytes() / self.page_count().max(1) * pages;
         if self.pool.shrink(pages) { Ok(()) } else { Err(Error::Memory { what: "page pool", bytes }) }
     }

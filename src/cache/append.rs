@@ -1,10 +1,10 @@
 //! Appending tokens.
 
 use crate::cache::{KvCache, check_elements, check_tokens};
-use crate::error::{Error, exactly, same};
+use crate::error::{Error, same};
 use crate::inputs::cumulative;
 use crate::shape::KvShape;
-use sdpa_kernels::{NewTokens, Tensor};
+use sdpa_kernels::{Bound, NewTokens, Tensor};
 
 impl KvCache {
     /// Appends `n` tokens to every sequence: keys `[sequences, kv_heads, n, head_dim]` and values
@@ -42,7 +42,10 @@ impl KvCache {
     ) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
         self.there("sequence", sequence)?;
-        exactly(1, "as tokens of one sequence are appended").check("k", "batch", k.shape()[0])?;
+        let (got, of) = (k.shape()[0], "as tokens of one sequence are appended");
+        if got != 1 {
+            return Err(Error::Range { argument: "k", what: "batch", got, bound: Bound::Exactly, limit: 1, of });
+        }
         self.check(k, v)?;
         self.write([k, v], [NewTokens { sequence, b: 0, rows: 0..k.shape()[2] }].into_iter())
     }

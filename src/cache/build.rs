@@ -69,8 +69,8 @@ impl KvCache {
             return Err(Error::Needs { argument: "latent", needs: SCALES_OF_TOKENS });
         }
         let KvShape { head_dim, value_dim, .. } = self.shape();
-        let limit = at_most(head_dim, "the head_dim of keys, whose first columns the values are");
-        limit.check("latent", "value_dim", value_dim)?;
+        const OF: &str = "the head_dim of keys, whose first columns the values are";
+        at_most("latent", "value_dim", value_dim, head_dim, OF)?;
         Ok(Self { cache: self.cache.with_latent(), ..self })
     }
 
@@ -269,7 +269,7 @@ impl KvCache {
 
 /// Refuses keys that are too long to be multiplied as bytes.
 pub(crate) fn key_length(argument: &'static str, head_dim: usize) -> Result<(), Error> {
-    at_most(MAX_INT8_HEAD_DIM, "the largest possible of integers").check(argument, "head_dim", head_dim)
+    at_most(argument, "head_dim", head_dim, MAX_INT8_HEAD_DIM, "the largest possible of integers")
 }
 
 /// Returns the scales of channels, if that is what keys have: checked against the heads and lengths of the keys of `of`.
