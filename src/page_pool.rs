@@ -3,13 +3,11 @@
 #[cfg(feature = "safetensors")]
 mod file;
 
-use crate::cache::{
-    CacheFormat, KeyScales, check_accepted, check_elements, check_tokens, format_of, key_length, key_scales,
-};
+use crate::cache::{check_accepted, check_elements, check_format, check_tokens};
 use crate::error::{Error, at_most, same};
 use crate::inputs::cumulative;
 use crate::shape::KvShape;
-use sdpa_kernels::{BlockTable, Bound, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
+use sdpa_kernels::{BlockTable, Bound, CacheFormat, Isa, NewTokens, PackedPool, PageError, Pages, Tensor};
 
 /// Keys and values of one layer in pages, for servers that allocate memory page by page. Keys are packed when they are
 /// appended, so a decode step reads them as fast as those of a [`KvCache`](crate::KvCache). (Keys of your own pool, in
@@ -46,7 +44,7 @@ use sdpa_kernels::{BlockTable, Bound, Isa, NewTokens, PageError, Pages, PoolElem
 /// ```
 #[derive(Debug)]
 pub struct PagePool {
-    pool: sdpa_kernels::PackedPool,
+    pool: PackedPool,
     isa: Isa,
 }
 
@@ -73,19 +71,9 @@ impl PagePool {
         if page_size == 0 || !page_size.is_multiple_of(16) {
             return Err(PageError::PageSize { page_size }.into());
         }
-        let channels = |keys| key_scales(keys, shape, "the pool (kv_heads × head_dim)");
-        let (bytes, elements) = match format {
-            CacheFormat::Elements(dtype) => (dtype.bytes(), PoolElements::Floats(dtype)),
-            CacheFormat::Int8PerToken => (1, PoolElements::Int8 { channels: channels(KeyScales::PerToken)? }),
-            CacheFormat::Int8PerChannel(scales) => {
-                (1, PoolElements::Int8 { channels: channels(KeyScales::PerChannel(scales.to_vec()))? })
-            }
-            CacheFormat::Int4(kind) => {
-                key_length("int4", head_dim)?;
-                (1, PoolElements::Int4(kind))
-            }
-        };
-        let pool = sdpa_kernels::PackedPool::new([pages, page_size], kv_heads, shape.dims(), elements);
+        check_format(format, shape, "the pool (kv_heads × head_dim)")?;
+        let bytes = if let CacheFormat::Elements(dtype) = format { dtype.bytes() } else { 1 };
+        let pool = PackedPool::new([pages, page_size], kv_heads, shape.dims(), format);
         let sizes = [pages, page_size, kv_heads, head_dim + value_dim];
         let bytes = sizes.iter().try_fold(bytes, |bytes, &size| bytes.checked_mul(size));
         let bytes = bytes.filter(|&bytes| bytes <= isize::MAX as usize);
@@ -111,7 +99,7 @@ impl PagePool {
 
     /// Format of the elements.
     pub fn format(&self) -> CacheFormat<'_> {
-        format(&self.pool)
+        self.pool.format()
     }
 
     /// Bytes held.
@@ -189,7 +177,7 @@ impl PagePool {
         check_tokens(self.shape(), "the pool", k, v)?;
         // What the tensors hold is looked at last: views may be huge, but not what the pool has pages for.
         let isa = self.isa;
-        self.pool.append(isa, table, [k, v], tokens, |pool| check_elements(format(pool), isa, [k, v]))
+        self.pool.append(isa, table, [k, v], tokens, |pool| check_elements(pool.format(), isa, [k, v]))
     }
 
     /// Keeps the first `from` tokens of a sequence of a table and, of the later ones, only the accepted, moved up, as
@@ -269,9 +257,4 @@ impl PagePool {
         copies.iter().for_each(|&[from, to]| self.pool.copy(from as usize, to as usize));
         Ok(())
     }
-}
-
-/// Returns the format of the elements of a pool.
-fn format(pool: &sdpa_kernels::PackedPool) -> CacheFormat<'_> {
-    format_of(pool.dtype(), pool.int4(), pool.channel_scales())
 }

@@ -9,7 +9,7 @@ use crate::error::Error;
 pub(crate) use description::{Description, ElementFormat, Sequence};
 pub(crate) use import::{File, wrong};
 use safetensors::tensor::Dtype;
-use sdpa_kernels::{Cache, TokenPart};
+use sdpa_kernels::{Cache, CacheFormat, TokenPart};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -183,7 +183,7 @@ impl KvCache {
     /// Returns what a file has of this cache.
     pub(crate) fn file_part(&self, prefix: String) -> Result<FilePart<'_>, Error> {
         let description = Description::of(self).ok_or_else(|| refused(NO_FORMAT))?;
-        Ok(FilePart { prefix, description, channels: self.cache.channel_scales(), tokens: &self.cache })
+        Ok(FilePart { prefix, description, format: self.format(), tokens: &self.cache })
     }
 }
 
@@ -192,7 +192,7 @@ pub(crate) struct FilePart<'a> {
     /// Prefix of the names of its tensors.
     pub(crate) prefix: String,
     pub(crate) description: Description,
-    pub(crate) channels: Option<&'a [f32]>,
+    pub(crate) format: CacheFormat<'a>,
     pub(crate) tokens: &'a dyn Tokens,
 }
 
@@ -203,7 +203,7 @@ impl<'a> FilePart<'a> {
         if kv_heads == 0 {
             return Err(Error::Empty { argument: "cache", what: "kv_heads" });
         }
-        if let Some(scales) = self.channels {
+        if let CacheFormat::Int8PerChannel(scales) = self.format {
             let (shape, contents) = (vec![kv_heads, head_dim], Contents::Floats(scales));
             tensors
                 .push((format!("{}{CHANNEL_SCALES}", self.prefix), FileTensor { dtype: Dtype::F32, shape, contents }));

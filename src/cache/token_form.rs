@@ -1,9 +1,8 @@
 //! Form of the tokens that a cache or a page pool takes.
 
-use crate::cache::CacheFormat;
 use crate::error::{Error, same};
 use crate::shape::KvShape;
-use sdpa_kernels::{Dtype, Isa, Tensor};
+use sdpa_kernels::{CacheFormat, Dtype, Isa, Tensor};
 
 /// Refuses keys and values of other sizes than these, which are those of `of`. What the tensors hold is for
 /// [`check_elements`], once there is memory for it: a view may be huge.
@@ -27,13 +26,11 @@ pub(crate) fn check_elements(format: CacheFormat<'_>, isa: Isa, [k, v]: [Tensor<
         let (unfit, expected) = match format {
             CacheFormat::Elements(Dtype::F16) => (x.beyond_f16(isa), "below 65520 in size, as f16 is"),
             CacheFormat::Elements(_) => return Ok(()),
-            CacheFormat::Int8PerToken | CacheFormat::Int8PerChannel(_) => {
-                (x.not_finite(isa), "finite where elements are int8")
-            }
             CacheFormat::Int4(_) => (
                 x.not_finite(isa).or_else(|| x.beyond_f16(isa)),
                 "below 65520 in size where elements are int4, with scales of f16",
             ),
+            _ => (x.not_finite(isa), "finite where elements are int8"),
         };
         if let Some(([_, _, row, _], got)) = unfit {
             return Err(Error::Row { argument, what: "an element", row, got, expected });

@@ -1,11 +1,10 @@
 //! Sequences of a pool as safetensors files.
 
-use crate::cache::CacheFormat;
 use crate::cache::file::{DESCRIPTION, Description, File, FilePart, NO_FORMAT, Tokens, write, wrong};
 use crate::error::{Error, same};
 use crate::page_pool::PagePool;
 use crate::shape::KvShape;
-use sdpa_kernels::{BlockTable, PackedPool, TokenPart};
+use sdpa_kernels::{BlockTable, CacheFormat, PackedPool, TokenPart};
 
 /// Tokens of the sequences of a table that was checked.
 struct TableTokens<'a> {
@@ -54,8 +53,7 @@ impl PagePool {
         let description = Description::of_lens(self.shape(), self.format(), table.lens);
         let description = description.ok_or(Error::File { what: "export", why: NO_FORMAT.into() })?;
         let tokens = TableTokens { pool: &self.pool, table };
-        let channels = self.pool.channel_scales();
-        let part = FilePart { prefix: String::new(), description, channels, tokens: &tokens };
+        let part = FilePart { prefix: String::new(), description, format: self.format(), tokens: &tokens };
         write(DESCRIPTION, &part.description, core::slice::from_ref(&part))
     }
 

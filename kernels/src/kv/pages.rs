@@ -84,7 +84,7 @@ impl<'a> Pages<'a> {
     pub(crate) fn dtypes(&self) -> [Option<Dtype>; 2] {
         match &self.pool {
             Pool::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
-            Pool::Packed(pool) => [pool.dtype(); 2],
+            Pool::Packed(pool) => [pool.format().dtype(); 2],
         }
     }
 

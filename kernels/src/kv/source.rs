@@ -3,7 +3,7 @@
 //! Whatever the source, the main loop gets a block of up to 256 keys at a time: rows to be packed, or panels that are
 //! packed already; and rows of values, or value panels of their columns. So all sources give the same bits.
 
-use crate::kv::cache::Cache;
+use crate::kv::cache::{Cache, CacheFormat};
 use crate::kv::key_block::{BlockValues, Keys, QueryForm};
 use crate::kv::pages::Pages;
 use crate::matmul::int4::Int4;
@@ -143,18 +143,24 @@ impl<'a> KeyValues<'a> {
         match &self.0 {
             Source::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
             Source::Pages(pages) => pages.dtypes(),
-            Source::Cache(cache) => [cache.dtype(); 2],
+            Source::Cache(cache) => [cache.format().dtype(); 2],
+        }
+    }
+
+    /// Returns the format of a cache or pool, if that is the source.
+    #[inline]
+    fn format(&self) -> Option<CacheFormat<'a>> {
+        match self.0 {
+            Source::Tensors { .. } => None,
+            Source::Pages(pages) => Some(pages.pool()?.format()),
+            Source::Cache(cache) => Some(cache.format()),
         }
     }
 
     /// Returns the kind of int4, if keys and values are int4: the numbers beside each block of elements.
     #[inline]
     pub(crate) fn int4(&self) -> Option<Int4> {
-        match &self.0 {
-            Source::Tensors { .. } => None,
-            Source::Pages(pages) => pages.pool()?.int4(),
-            Source::Cache(cache) => cache.int4(),
-        }
+        if let Some(CacheFormat::Int4(kind)) = self.format() { Some(kind) } else { None }
     }
 
     /// Returns the two tensors, if that is the source.
@@ -218,15 +224,15 @@ impl<'a> KeyValues<'a> {
     /// Returns the form of query rows that the keys of a head require.
     #[inline]
     pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
-        if self.int4().is_some() {
-            return QueryForm::Int4;
+        match self.format() {
+            None | Some(CacheFormat::Elements(_)) => QueryForm::F32,
+            Some(CacheFormat::Int8PerToken) => QueryForm::Int8 { channels: None },
+            Some(CacheFormat::Int8PerChannel(scales)) => {
+                let dim = scales.len() / self.kv_heads();
+                QueryForm::Int8 { channels: Some(&scales[head * dim..][..dim]) }
+            }
+            Some(CacheFormat::Int4(_)) => QueryForm::Int4,
         }
-        let channels = match &self.0 {
-            Source::Tensors { .. } => None,
-            Source::Pages(pages) => pages.pool().and_then(|pool| pool.channels(head)),
-            Source::Cache(cache) => cache.channels(head),
-        };
-        channels.map_or(QueryForm::F32, |channels| QueryForm::Int8 { channels })
     }
 
     /// Returns true if the block of keys that starts at `first` is held: a sliding cache evicts blocks.

@@ -32,7 +32,7 @@ impl Cache {
     /// Returns a head's packed keys of a block that is held.
     pub(crate) fn keys(&self, sequence: usize, head: usize, block: usize) -> Keys {
         let block = self.held(sequence, block);
-        let sizes = self.sizes.with_rows(block.rows);
+        let sizes = self.store.sizes.with_rows(block.rows);
         let (block, at, panel) = (block.memory.floats(), sizes.parts(head), sizes.panel() as isize);
         match sizes.format {
             Format::Elements(dtype) if self.is_latent() => {
@@ -58,7 +58,7 @@ impl Cache {
     /// Returns a head's values of a block that is held: a row for each key that the block has room for.
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
         let block = self.held(sequence, block);
-        let sizes = self.sizes.with_rows(block.rows);
+        let sizes = self.store.sizes.with_rows(block.rows);
         let (block, at, mut layout) = (block.memory.floats(), sizes.parts(head), sizes.value_layout());
         match sizes.format {
             Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
@@ -88,16 +88,16 @@ impl Cache {
     }
 
     pub(crate) fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        let inside = h < self.sizes.kv_heads && d < self.sizes.head_dim && j < *self.lens.get(b)?;
+        let inside = h < self.store.sizes.kv_heads && d < self.store.sizes.head_dim && j < *self.lens.get(b)?;
         let block = self.block(b, j / KEY_BLOCK).filter(|_| inside)?;
-        let sizes = self.sizes.with_rows(block.rows);
-        Some(sizes.key_element(block.memory.floats(), [h, j % KEY_BLOCK, d], self.channel_scales()))
+        let sizes = self.store.sizes.with_rows(block.rows);
+        Some(sizes.key_element(block.memory.floats(), [h, j % KEY_BLOCK, d], self.store.channel_scales()))
     }
 
     pub(crate) fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        let inside = h < self.sizes.kv_heads && d < self.sizes.value_dim && j < *self.lens.get(b)?;
+        let inside = h < self.store.sizes.kv_heads && d < self.store.sizes.value_dim && j < *self.lens.get(b)?;
         let block = self.block(b, j / KEY_BLOCK).filter(|_| inside)?;
-        let sizes = self.sizes.with_rows(block.rows);
+        let sizes = self.store.sizes.with_rows(block.rows);
         Some(sizes.value_element(block.memory.floats(), [h, j % KEY_BLOCK, d]))
     }
 }
