@@ -263,8 +263,9 @@ impl<'a> BackwardState<'a> {
     {
         let [batch, _, _, dim] = self.call.inputs.q.shape();
         let of = |dim| View::from_strides(&[0.0f32], 0, [batch, self.call.kv_heads, keys, dim], [0; 4]);
-        let (attention, inputs) = self.call.over([of(dim)?.into(), of(self.call.value_dim)?.into()], 0, lists);
-        Ok((attention, self.call.inputs.sinks.map_or(inputs, |sinks| inputs.sinks(sinks))))
+        let (attention, mut inputs) = self.call.over([of(dim)?.into(), of(self.call.value_dim)?.into()], 0, lists);
+        inputs.sinks = self.call.inputs.sinks;
+        Ok((attention, inputs))
     }
 
     /// Computes a part of the pass, the keys of which follow those pushed; at its end no keys are read.

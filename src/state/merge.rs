@@ -31,20 +31,18 @@ impl AttnState<'_> {
             return Err(Error::Apart { first, end });
         }
         // The other state starts at a whole block, so this state holds no incomplete block.
+        let [max, sum, out] = &mut self.parts;
+        let [later_max, later_sum, mut later_out] = later.parts.each_ref();
         if self.seen == Seen::Nothing {
-            self.out.fill(0.0);
+            out.fill(0.0);
         }
-        let nothing = match later.seen {
-            Seen::Nothing => zeros("state", later.out.len())?,
-            Seen::Keys => Vec::new(),
-        };
-        let later_out = if later.seen == Seen::Nothing { &nothing } else { &later.out };
-        merge_states(
-            self.exec.isa,
-            self.call.value_dim,
-            [&mut self.max, &mut self.sum, &mut self.out],
-            [&later.max, &later.sum, later_out],
-        );
+        let nothing;
+        if later.seen == Seen::Nothing {
+            nothing = zeros("state", later_out.len())?;
+            later_out = &nothing;
+        }
+        let (isa, value_dim) = (self.exec.isa, self.call.value_dim);
+        merge_states(isa, value_dim, [max, sum, out], [later_max, later_sum, later_out]);
         self.seen = Seen::Keys;
         self.accumulated += later.accumulated;
         self.waiting = later.waiting;

@@ -4,7 +4,7 @@ use crate::attention::Attention;
 use crate::error::{Error, same};
 use crate::inputs::{Inputs, KeyLists, WHOLE};
 use crate::state::functions::{Functions, Shift};
-use sdpa_kernels::{Alignment, MaskMod, Mods, ScoreMod, Tensor, WeightMod};
+use sdpa_kernels::{Alignment, LayoutError, MaskMod, Mods, ScoreMod, Seen, State, Tensor, ViewMut, WeightMod};
 
 /// Alignment that position-dependent rules need in a state, which does not know the final number of keys.
 pub(crate) const ALIGNMENT: &str =
@@ -94,7 +94,8 @@ impl<'a> PartedCall<'a> {
         Shift { keys: before, positions: self.inputs.key_positions.is_none().then_some(by_order) }
     }
 
-    /// Returns the settings and tensors of a call over keys that follow `before` others, and that have these lists.
+    /// Returns the settings and tensors of a call over keys that follow `before` others, and that have these lists. Sinks are left
+    /// out.
     pub(crate) fn over<'k>(
         &self,
         keys: [Tensor<'k>; 2],
@@ -108,6 +109,17 @@ impl<'a> PartedCall<'a> {
         // Positions of their own are among all keys.
         let attention = if self.inputs.key_positions.is_some() { attention } else { attention.counted_from(before) };
         (attention, self.inputs.over(keys, before, lists))
+    }
+
+    /// Returns the state of the rows, of maxima, sums and outputs.
+    pub(crate) fn state<'s>(
+        &self,
+        [max, sum, out]: &'s mut [Vec<f32>; 3],
+        seen: Seen,
+    ) -> Result<State<'s>, LayoutError> {
+        let [b, h, rows, _] = self.inputs.q.shape();
+        let [max, sum] = [ViewMut::bhl(max, [b, h, rows])?, ViewMut::bhl(sum, [b, h, rows])?];
+        Ok(State { max, sum, out: ViewMut::bhld(out, [b, h, rows, self.value_dim])?, seen })
     }
 }
 
