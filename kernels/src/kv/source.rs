@@ -3,7 +3,7 @@
 //! Whatever the source, the main loop gets a block of up to 256 keys at a time: rows to be packed, or panels that are
 //! packed already; and rows of values, or value panels of their columns. So all sources give the same bits.
 
-use crate::kv::cache::{Cache, CacheFormat};
+use crate::kv::cache::{Cache, CacheFormat, TokenPart};
 use crate::kv::key_block::{BlockValues, Keys, QueryForm};
 use crate::kv::pages::Pages;
 use crate::matmul::int4::Int4;
@@ -201,23 +201,22 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Returns element `d` of key `j`; `None` outside the shape, or where a cache has evicted the key.
+    /// Returns element `[b, h, j, d]` of the keys; `None` outside the shape, or where a cache has evicted the key.
     pub fn key(&self, index: [usize; 4]) -> Option<f32> {
-        let [b, h, j, d] = index;
-        match &self.0 {
-            Source::Tensors { k, .. } => k.get([b, h, j, d]),
-            Source::Pages(pages) => pages.key([b, h, j, d]),
-            Source::Cache(cache) => cache.key([b, h, j, d]),
-        }
+        self.element(TokenPart::Key, index)
     }
 
-    /// Returns element `d` of value `j`; `None` outside the shape, or where a cache has evicted it.
+    /// Returns element `[b, h, j, d]` of the values, as [`Self::key`] does.
     pub fn value(&self, index: [usize; 4]) -> Option<f32> {
-        let [b, h, j, d] = index;
+        self.element(TokenPart::Value, index)
+    }
+
+    /// Returns an element of a key or of a value.
+    fn element(&self, part: TokenPart, index: [usize; 4]) -> Option<f32> {
         match &self.0 {
-            Source::Tensors { v, .. } => v.get([b, h, j, d]),
-            Source::Pages(pages) => pages.value([b, h, j, d]),
-            Source::Cache(cache) => cache.value([b, h, j, d]),
+            Source::Tensors { k, v } => if part == TokenPart::Key { k } else { v }.get(index),
+            Source::Pages(pages) => pages.element(part, index),
+            Source::Cache(cache) => cache.element(part, index),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use super::layout::{Format, Parts, part};
 use super::store::{CacheFormat, Store};
-use super::tokens::NewTokens;
+use super::tokens::{NewTokens, TokenPart};
 use super::write::NewRows;
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
@@ -305,15 +305,8 @@ impl PackedPool {
         }))
     }
 
-    /// Returns element `[page, head, row, d]` of the keys, widened; `None` beyond the last head or element. The page has the row.
-    pub(crate) fn key(&self, [page, head, row, d]: [usize; 4]) -> Option<f32> {
-        let inside = head < self.store.sizes.kv_heads && d < self.store.sizes.head_dim;
-        inside.then(|| self.store.sizes.key_element(self.page(page), [head, row, d], self.store.channel_scales()))
-    }
-
-    /// Returns element `[page, head, row, d]` of the values, as [`Self::key`] does.
-    pub(crate) fn value(&self, [page, head, row, d]: [usize; 4]) -> Option<f32> {
-        let inside = head < self.store.sizes.kv_heads && d < self.store.sizes.value_dim;
-        inside.then(|| self.store.sizes.value_element(self.page(page), [head, row, d]))
+    /// Returns element `[page, head, row, d]` of the keys or of the values. The page has the row.
+    pub(crate) fn element(&self, part: TokenPart, [page, head, row, d]: [usize; 4]) -> Option<f32> {
+        self.store.element(part, self.page(page), self.page_size(), [head, row, d])
     }
 }
