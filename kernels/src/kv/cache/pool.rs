@@ -16,7 +16,6 @@ use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::F16;
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
-use core::fmt;
 use core::ops::Range;
 
 /// Maximum number of table entries that keys or values take; entries of the numbers of int4 blocks follow them.
@@ -24,19 +23,13 @@ const ENTRIES: usize = KEY_BLOCK / QUAD;
 const _: () = assert!(2 * (KEY_BLOCK / LANES) <= ENTRIES && ENTRIES + KEY_BLOCK / LANES <= KEY_BLOCK);
 
 /// Keys and values in pages.
+#[derive(Debug)]
 pub struct PackedPool {
     pub(super) store: Store,
     pub(super) pages: usize,
     pub(super) memory: AlignedBuf,
     /// Scratch: the pages that an append writes, and their sequences.
     pub(super) written: Vec<(u32, usize)>,
-}
-
-impl fmt::Debug for PackedPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store, pages, .. } = self;
-        f.debug_struct("PackedPool").field("pages", pages).field("sizes", &store.sizes).finish_non_exhaustive()
-    }
 }
 
 impl PackedPool {
