@@ -73,21 +73,22 @@ impl<'a> KeyValues<'a> {
     /// Returns the shape of the keys, `[batch, kv_heads, kv_len, head_dim]`, with the length of the longest sequence.
     #[inline]
     pub fn k_shape(&self) -> [usize; 4] {
-        match &self.0 {
-            Source::Tensors { k, .. } => k.shape(),
-            Source::Pages(pages) => pages.shapes()[0],
-            Source::Cache(cache) => cache.shapes()[0],
-        }
+        self.shapes()[0]
     }
 
     /// Returns the shape of the values, `[batch, kv_heads, kv_len, value_dim]`, with the length of the longest
     /// sequence.
     #[inline]
     pub fn v_shape(&self) -> [usize; 4] {
+        self.shapes()[1]
+    }
+
+    #[inline]
+    fn shapes(&self) -> [[usize; 4]; 2] {
         match &self.0 {
-            Source::Tensors { v, .. } => v.shape(),
-            Source::Pages(pages) => pages.shapes()[1],
-            Source::Cache(cache) => cache.shapes()[1],
+            Source::Tensors { k, v } => [k, v].map(|x| x.shape()),
+            Source::Pages(pages) => pages.shapes(),
+            Source::Cache(cache) => cache.shapes(),
         }
     }
 
