@@ -8,12 +8,8 @@ mod sight;
 mod waiting;
 
 use crate::error::Error;
-use crate::plan::Plan;
-use crate::plan::problem::Problem;
 use crate::threads::exec::Exec;
-use crate::threads::run::Run;
 use crate::threads::workspace::Workspace;
-use functions::{Functions, Shift};
 pub use merge::merge;
 use parted_call::PartedCall;
 use sdpa_kernels::{KEY_BLOCK, Outputs, Seen, Tensor, View};
@@ -150,7 +146,7 @@ impl<'a> AttnState<'a> {
         let (attention, mut inputs) = self.call.over(keys, self.before(), &lists);
         inputs.sinks = self.call.inputs.sinks;
         let problem = attention.problem(inputs, outputs.resume(self.call.state(parts, self.seen)?))?;
-        run(problem, self.exec, workspace, (self.call.functions, self.call.shift(self.before())));
+        self.call.functions.run(problem, self.exec, workspace, self.call.shift(self.before()));
         Ok(())
     }
 
@@ -171,28 +167,10 @@ impl<'a> AttnState<'a> {
         let state = self.call.state(&mut self.parts, self.seen)?;
         let problem = attention.problem(inputs, Outputs::accumulate(state))?;
         if keys.is_none() {
-            let fits = self.call.functions.map(|functions| functions.fits(&problem.call.facts()));
-            return Ok(fits.unwrap_or(Ok(()))?);
+            return Ok(self.call.functions.fits(&problem.call.facts())?);
         }
-        run(problem, self.exec, &mut self.workspace, (self.call.functions, shift));
+        self.call.functions.run(problem, self.exec, &mut self.workspace, shift);
         (self.seen, self.accumulated) = (Seen::Keys, self.accumulated + n);
         Ok(())
-    }
-}
-
-/// Plans and computes a problem, with the functions, if there are any, and the shift of what they see.
-fn run(
-    problem: Problem<'_>,
-    exec: Exec<'_>,
-    workspace: &mut Workspace,
-    (functions, shift): (Option<&dyn Functions>, Shift),
-) {
-    match functions {
-        Some(functions) => functions.run(problem, exec, workspace, shift),
-        None => {
-            let plan = Plan::new(&problem, exec);
-            // No functions, so none that does not fit, and nothing says stop.
-            let _ = problem.run_with(&plan, workspace, Run::new().on(exec));
-        }
     }
 }

@@ -84,7 +84,7 @@ impl AttnState<'_> {
             ("list of key lengths", kv_lens.is_some()),
             ("list of row positions", row_positions.is_some()),
             ("list of key positions", key_positions.is_some()),
-            ("set of functions", self.call.functions.is_some()),
+            ("set of functions", self.call.functions.are_given()),
         ]
     }
 }

@@ -4,6 +4,7 @@ use crate::attention::Attention;
 use crate::error::{Error, same};
 use crate::inputs::{Inputs, KeyLists, WHOLE};
 use crate::state::functions::{Functions, Shift};
+use crate::threads::run::NO_MODS;
 use sdpa_kernels::{Alignment, LayoutError, MaskMod, Mods, ScoreMod, Seen, State, Tensor, ViewMut, WeightMod};
 
 /// Alignment that position-dependent rules need in a state, which does not know the final number of keys.
@@ -15,7 +16,7 @@ pub(crate) const ALIGNMENT: &str =
 pub(crate) struct PartedCall<'a> {
     pub(crate) attention: Attention,
     pub(crate) inputs: Inputs<'a>,
-    pub(crate) functions: Option<&'a dyn Functions>,
+    pub(crate) functions: &'a dyn Functions,
     /// Heads of the keys, and length of a value.
     pub(crate) kv_heads: usize,
     pub(crate) value_dim: usize,
@@ -46,7 +47,7 @@ impl<'a> PartedCall<'a> {
             let rule = attention.rule(inputs.alibi.is_some());
             rule.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
         }
-        Ok(Self { attention, inputs, functions: None, kv_heads: k[1], value_dim: v[3] })
+        Ok(Self { attention, inputs, functions: &NO_MODS, kv_heads: k[1], value_dim: v[3] })
     }
 
     /// Sets score and mask functions. They do not know yet what call they are for.
@@ -57,7 +58,7 @@ impl<'a> PartedCall<'a> {
         if mods.weight.is_given() {
             return Err(Error::Needs { argument: "weight function", needs: WHOLE });
         }
-        Ok(Self { functions: Some(mods), ..self })
+        Ok(Self { functions: mods, ..self })
     }
 
     /// Checks the next keys and values, `before` keys after the first. Returns how many there are.
@@ -121,6 +122,11 @@ impl<'a> PartedCall<'a> {
         let [max, sum] = [ViewMut::bhl(max, [b, h, rows])?, ViewMut::bhl(sum, [b, h, rows])?];
         Ok(State { max, sum, out: ViewMut::bhld(out, [b, h, rows, self.value_dim])?, seen })
     }
+}
+
+/// Refuses a setting of a state that has keys already.
+pub(crate) fn check_no_keys(argument: &'static str, keys: usize) -> Result<(), Error> {
+    if keys > 0 { Err(Error::Needs { argument, needs: "a state without keys" }) } else { Ok(()) }
 }
 
 /// Refuses `n` keys after `before` others that go beyond the last position.
