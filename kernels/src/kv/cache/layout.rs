@@ -5,7 +5,7 @@ use crate::kv::value_panels::{ValueLayout, ValueOrder};
 use crate::matmul::int4::{self, Int4, Place};
 use crate::matmul::int8;
 use crate::simd::LANES;
-use crate::simd::aligned::{Plain, elements, elements_mut};
+use crate::simd::aligned::{AlignedBuf, Plain, elements, elements_mut};
 use crate::simd::width::LINE_BYTES;
 use crate::tensor::element::{Dtype, F16};
 use core::ops::Range;
@@ -179,6 +179,12 @@ impl Sizes {
             Format::Int8 { .. } => int8::key_at(self.head_dim, row, d),
             Format::Int4(kind) => self.int4_key(kind, [row, d]).byte,
         }
+    }
+
+    /// Makes a block of `rows` keys, all 0. `None` if there is no memory for it.
+    pub(super) fn try_block(self, rows: usize) -> Option<Packed> {
+        let mut memory = AlignedBuf::new();
+        memory.try_reserve(self.with_rows(rows).floats()).then_some(Packed { rows, memory })
     }
 
     /// Copies the keys and values of a block to a block of another size, as many as fit.

@@ -3,7 +3,6 @@
 use super::blocks::{Packed, is_shared};
 use super::spare::{Counts, SpareBlocks, rows_for, size_for};
 use super::{Cache, NewTokens, Sliding};
-use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 use std::sync::Arc;
@@ -27,10 +26,8 @@ impl Cache {
         for (blocks, &len) in self.blocks.iter_mut().zip(&self.lens) {
             let rows = Self::rows_up_to(0, len);
             if let Some(block) = blocks.get_mut(0).filter(|block| block.rows > rows && !is_shared(block)) {
-                let mut memory = AlignedBuf::new();
                 // Without memory for a copy, the block stays as it is.
-                if memory.try_reserve(self.store.sizes.with_rows(rows).floats()) {
-                    let mut copy = Packed { rows, memory };
+                if let Some(mut copy) = self.store.sizes.try_block(rows) {
                     self.store.sizes.copy_keys(block, &mut copy);
                     *block = Arc::new(copy);
                 }
@@ -84,13 +81,8 @@ impl Cache {
     /// Returns a block to write to, which exists, has room for `rows` keys and is not shared.
     pub(super) fn block_mut(&mut self, sequence: usize, block: usize, rows: usize) -> &mut Packed {
         let (sizes, spare, blocks) = (self.store.sizes, &mut self.spare, &mut self.blocks[sequence]);
-        let mut fresh = || {
-            spare.pop(rows).unwrap_or_else(|| {
-                let mut memory = AlignedBuf::new();
-                memory.reserve(sizes.with_rows(rows).floats());
-                Arc::new(Packed { rows, memory })
-            })
-        };
+        let mut fresh =
+            || spare.pop(rows).unwrap_or_else(|| Arc::new(sizes.try_block(rows).expect("no memory for a block")));
         if block == blocks.len() {
             blocks.push(fresh());
         }
