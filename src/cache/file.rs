@@ -71,12 +71,17 @@ fn swap_order(elements: &mut [u8], size: usize) {
     }
 }
 
+/// Function that writes the bytes of a tensor's elements.
+type WriteBytes<'a> = dyn Fn(&mut [u8]) + 'a;
+
+/// Function that copies the elements of a part of token `[sequence, head, token]`.
+type ReadToken<'a> = dyn Fn(TokenPart, [usize; 3], &mut [u8]) + 'a;
+
 /// Tensor of a file to be written.
 struct FileTensor<'a> {
     dtype: Dtype,
     shape: Vec<usize>,
-    /// Writes the bytes of its elements.
-    write: Box<dyn Fn(&mut [u8]) + 'a>,
+    write: Box<WriteBytes<'a>>,
 }
 
 impl safetensors::View for FileTensor<'_> {
@@ -153,8 +158,7 @@ pub(crate) struct FilePart<'a> {
     pub(crate) format: CacheFormat<'a>,
     /// Numbers of elements of the parts of a token in one head, and the bytes of each.
     pub(crate) elements: [[usize; 2]; TokenPart::ALL.len()],
-    /// Copies the elements of a part of token `[sequence, head, token]`.
-    pub(crate) read: Box<dyn Fn(TokenPart, [usize; 3], &mut [u8]) + 'a>,
+    pub(crate) read: Box<ReadToken<'a>>,
 }
 
 impl FilePart<'_> {
