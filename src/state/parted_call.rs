@@ -95,8 +95,8 @@ impl<'a> PartedCall<'a> {
         Shift { keys: before, positions: self.inputs.key_positions.is_none().then_some(by_order) }
     }
 
-    /// Returns the settings and tensors of a call over keys that follow `before` others, and that have these lists. Sinks are left
-    /// out.
+    /// Returns the settings and tensors of a call over keys that follow `before` others, and that have these lists, without
+    /// sinks.
     pub(crate) fn over<'k>(
         &self,
         keys: [Tensor<'k>; 2],

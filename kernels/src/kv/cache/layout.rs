@@ -183,8 +183,7 @@ impl Sizes {
 
     /// Makes a block of `rows` keys, all 0. `None` if there is no memory for it.
     pub(super) fn try_block(self, rows: usize) -> Option<Packed> {
-        let mut memory = AlignedBuf::new();
-        memory.try_reserve(self.with_rows(rows).floats()).then_some(Packed { rows, memory })
+        Some(Packed { rows, memory: AlignedBuf::try_new(self.with_rows(rows).floats())? })
     }
 
     /// Copies the keys and values of a block to a block of another size, as many as fit.

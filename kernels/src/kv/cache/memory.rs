@@ -82,7 +82,7 @@ impl Cache {
     pub(super) fn block_mut(&mut self, sequence: usize, block: usize, rows: usize) -> &mut Packed {
         let (sizes, spare, blocks) = (self.store.sizes, &mut self.spare, &mut self.blocks[sequence]);
         let mut fresh =
-            || spare.pop(rows).unwrap_or_else(|| Arc::new(sizes.try_block(rows).expect("no memory for a block")));
+            || spare.pop(rows).unwrap_or_else(|| Arc::new(sizes.try_block(rows).expect("memory for a block")));
         if block == blocks.len() {
             blocks.push(fresh());
         }

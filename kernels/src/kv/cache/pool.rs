@@ -54,9 +54,8 @@ impl PackedPool {
             store.sizes.value_order = ValueOrder::Rows;
         }
         store.reserve_scratch();
-        let mut memory = AlignedBuf::new();
         let floats = (store.sizes.bytes()? / size_of::<f32>()).checked_mul(pages)?;
-        memory.try_reserve(floats).then_some(Self { store, pages, memory, written: Vec::new() })
+        Some(Self { store, pages, memory: AlignedBuf::try_new(floats)?, written: Vec::new() })
     }
 
     /// Number of pages.

@@ -81,10 +81,8 @@ impl PackedPool {
     #[must_use]
     pub fn shrink(&mut self, pages: usize) -> bool {
         assert!(pages <= self.pages, "{pages} pages of {}", self.pages);
-        let (mut memory, floats) = (AlignedBuf::new(), pages * self.store.sizes.floats());
-        if !memory.try_reserve(floats) {
-            return false;
-        }
+        let floats = pages * self.store.sizes.floats();
+        let Some(mut memory) = AlignedBuf::try_new(floats) else { return false };
         memory.floats_mut()[..floats].copy_from_slice(&self.memory.floats()[..floats]);
         (self.memory, self.pages, self.written) = (memory, pages, Vec::new());
         true
