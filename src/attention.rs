@@ -1,8 +1,8 @@
 //! Settings of an attention call, without its tensors.
 
 use crate::cache;
-use crate::error::{Error, at_most, check_period};
-use crate::inputs::Inputs;
+use crate::error::{Error, at_most};
+use crate::inputs::{Inputs, check_period};
 use crate::likely;
 use crate::plan::problem::Problem;
 use crate::shape::Shape;
@@ -210,7 +210,7 @@ impl Attention {
             // The first key moves with the position, so no row between is off if the last is not.
             if first_key(last) != first_key(last.min(isize::MAX as i128)) {
                 const OF: &str = "the largest position less the number of keys, as rows go beyond the largest position";
-                return at_most(isize::MAX as usize - kv_len, OF).check("window", "left", left);
+                return at_most("window", "left", left, isize::MAX as usize - kv_len, OF);
             }
         }
         Ok(())

@@ -85,7 +85,7 @@ impl BlockStates {
         let plan = Plan::of_blocks(&problem, exec);
         const OF: &str = "the rows that one task holds, as each block is computed by itself";
         let rows = problem.longest_rows();
-        at_most(plan.tiling.task_rows(), OF).check("q", "rows that share a key/value head", rows)?;
+        at_most("q", "rows that share a key/value head", rows, plan.tiling.task_rows(), OF)?;
         let (workspace, runs) = (&mut self.workspace, plan.tasks);
         let memory = Error::Memory { what: "states of blocks", bytes: plan.partials_bytes() };
         let launch = self.states.launch(problem.call, plan.tiling, runs).ok_or(memory)?;

@@ -10,14 +10,14 @@ mod token_form;
 
 use crate::error::Error;
 use crate::shape::KvShape;
-pub(crate) use build::{key_length, key_scales};
+pub(crate) use build::check_format;
 use core::num::NonZeroUsize;
 use core::ops::Range;
 pub(crate) use held::check_held;
-use sdpa_kernels::{Cache, Dtype, Int4, Isa, Sliding};
+use sdpa_kernels::{Cache, CacheFormat, Isa, Sliding};
 pub(crate) use sequences::check_accepted;
 use std::collections::BTreeSet;
-pub(crate) use token_form::{Storable, TokenForm, ValuePlace};
+pub(crate) use token_form::{check_elements, check_tokens};
 
 /// Scales of the keys of an int8 cache: see [`KvCache::int8`].
 ///
@@ -37,29 +37,6 @@ pub enum KeyScales {
     /// One fixed scale per channel, `[kv_heads × head_dim]`, positive and finite: for keys in which some channels are
     /// much larger than others. An element beyond ±127 scales is clamped to ±127 scales.
     PerChannel(Vec<f32>),
-}
-
-/// Format of the elements of a [`KvCache`] or a [`PagePool`](crate::PagePool).
-///
-/// ```
-/// use sdpa::{CacheFormat, Dtype, KeyScales, KvCache, KvShape};
-/// let cache = KvCache::new(1, KvShape { kv_heads: 8, head_dim: 64, value_dim: 64 })?;
-/// assert_eq!(cache.clone().dtype(Dtype::F16)?.format(), CacheFormat::Elements(Dtype::F16));
-/// assert_eq!(cache.int8(KeyScales::PerToken)?.format(), CacheFormat::Int8PerToken);
-/// # Ok::<(), sdpa::Error>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub enum CacheFormat<'a> {
-    /// Floating-point elements of this type.
-    Elements(Dtype),
-    /// Bytes, with a scale for each key and each value of a head ([`KeyScales::PerToken`]).
-    Int8PerToken,
-    /// Bytes, with a scale for each value of a head, and these `[kv_heads × head_dim]` scales for the channels of the
-    /// keys ([`KeyScales::PerChannel`]).
-    Int8PerChannel(&'a [f32]),
-    /// Four bits; each block of 32 elements has a scale, and optionally a centre ([`KvCache::int4`]).
-    Int4(Int4),
 }
 
 /// Keys that a sliding cache keeps: see [`KvCache::sliding`].
@@ -136,7 +113,7 @@ impl KvCache {
 
     /// Format of the elements, as [`Self::dtype`], [`Self::int8`] or [`Self::int4`] set it.
     pub fn format(&self) -> CacheFormat<'_> {
-        format_of(self.cache.dtype(), self.cache.int4(), self.cache.channel_scales())
+        self.cache.format()
     }
 
     /// Returns true if values are the first columns of the keys ([`Self::latent`]).
@@ -172,16 +149,5 @@ impl KvCache {
 
     pub(crate) fn kernel(&self) -> &Cache {
         &self.cache
-    }
-}
-
-/// Returns the format of elements of this type. Without a type, returns int4 if given, else int8 with these scales of
-/// the keys' channels.
-pub(crate) fn format_of(dtype: Option<Dtype>, int4: Option<Int4>, channels: Option<&[f32]>) -> CacheFormat<'_> {
-    match (dtype, int4, channels) {
-        (Some(dtype), ..) => CacheFormat::Elements(dtype),
-        (None, Some(kind), _) => CacheFormat::Int4(kind),
-        (None, None, None) => CacheFormat::Int8PerToken,
-        (None, None, Some(scales)) => CacheFormat::Int8PerChannel(scales),
     }
 }

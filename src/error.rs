@@ -1,13 +1,10 @@
 //! Errors: everything that can be wrong with a call, under the names of the caller's arguments.
 
-mod limit;
 mod messages;
 
 use crate::cause::Cause;
-use sdpa_kernels::{Bound, Fault, LayoutError, MaskError, Misfit, PageError};
-
-pub(crate) use limit::{LONGEST_DIM, at_most, check_period, exactly};
 pub(crate) use sdpa_kernels::same;
+use sdpa_kernels::{Bound, Fault, LayoutError, MAX_DIM, MaskError, Misfit, PageError};
 
 /// Reason why a call was refused; outputs are then untouched. Or, with [`Error::Stopped`] alone, why it was not completed.
 ///
@@ -330,7 +327,10 @@ impl From<Misfit> for Error {
             Fault::Size { what, got, expected, of } => Self::Mismatch { argument, what, got, expected, of },
             Fault::Wide { got, expected } => Self::Size { argument, what: "last dimension", got, expected },
             Fault::Empty(what) => Self::Empty { argument, what },
-            Fault::Long { what, got } => LONGEST_DIM.error(argument, what, got),
+            Fault::Long { what, got } => {
+                let (bound, limit, of) = (Bound::AtMost, MAX_DIM, "the largest possible");
+                Self::Range { argument, what, got, bound, limit, of }
+            }
             Fault::Heads { q_heads, kv_heads, of } => Self::Heads { q_heads, kv_heads, of },
             Fault::TooLarge(sizes) => Self::TooLarge { what: argument, sizes },
             Fault::Entry { index, got, bound, limit, of } => Self::Entry { argument, index, got, bound, limit, of },
@@ -339,6 +339,18 @@ impl From<Misfit> for Error {
             Fault::Twice => Self::Twice { argument },
         }
     }
+}
+
+/// Checks that `got`, the size `what` of an argument, is at most a limit, which is `of`.
+pub(crate) fn at_most(
+    argument: &'static str,
+    what: &'static str,
+    got: usize,
+    limit: usize,
+    of: &'static str,
+) -> Result<(), Error> {
+    let bound = Bound::AtMost;
+    if got <= limit { Ok(()) } else { Err(Error::Range { argument, what, got, bound, limit, of }) }
 }
 
 /// Returns the product of the sizes, or [`Error::TooLarge`] if that many floats do not fit the address space.

@@ -6,7 +6,7 @@ mod parts;
 use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::Shape;
-pub(crate) use check::cumulative;
+pub(crate) use check::{check_period, cumulative};
 pub(crate) use parts::{KeyLists, WHOLE};
 use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, Tensor};
 

@@ -3,7 +3,7 @@
 use crate::cache::KvCache;
 #[cfg(feature = "safetensors")]
 use crate::cache::file::{File, write};
-use crate::error::{Error, same};
+use crate::error::{Error, at_most, same};
 
 /// Key of the descriptions of the caches in a file's metadata.
 #[cfg(feature = "safetensors")]
@@ -69,7 +69,7 @@ impl LayerCaches {
     /// [`Error::Range`] if there is no such layer.
     pub fn layer_mut(&mut self, layer: usize) -> Result<&mut KvCache, Error> {
         let last = self.layers.len() - 1;
-        crate::error::at_most(last, "the last layer").check("layer", "index", layer)?;
+        at_most("layer", "index", layer, last, "the last layer")?;
         Ok(&mut self.layers[layer])
     }
 

@@ -61,7 +61,7 @@ pub use backward::{
     attention_backward_with,
 };
 pub use block_states::{BlockStates, RowStates};
-pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
+pub use cache::{KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
 pub use error::Error;
 pub use inputs::Inputs;

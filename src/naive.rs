@@ -5,10 +5,12 @@
 
 mod backward;
 mod row;
+mod sequence;
 
 pub use backward::{Gradient, gradients};
 
-use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ScoreMod, Shape, WeightMod};
+use crate::{Attention, Error, Inputs, MaskMod, Mods, ScoreMod, Shape, WeightMod};
+use sequence::Sequence;
 
 /// Results of attention, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
 /// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_weight_sums` `[batch, kv_heads, kv_len]`. Ragged
@@ -92,7 +94,8 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     inputs: &Inputs<'_>,
     mods: &Mods<S, M, P>,
 ) -> Result<Answer<T>, Error> {
-    let (call, Shape { batch, heads, kv_heads, q_len, kv_len, .. }) = attention.call_alone(inputs)?;
+    let (call, shape) = attention.call_alone(inputs)?;
+    let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
     mods.mask.fits(&call.facts())?;
     let kv = call.kv;
     let mut sums = Vec::new();
@@ -110,12 +113,9 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
         Dense::new(kv.k_shape(), |at| element(kv.key(at))),
         Dense::new(kv.v_shape(), |at| element(kv.value(at))),
     ];
-    for b in 0..batch {
-        for h in 0..heads {
-            for i in 0..q_len {
-                let at = Position { batch: b, head: h, row: i, key: 0, position: 0, distance: 0 };
-                row::row(attention, inputs, &tensors, mods, at, &mut all)?;
-            }
+    for sequence in (0..batch).map(|index| Sequence::new(attention, inputs, shape, index)) {
+        for (head, row) in (0..heads).flat_map(|head| (0..q_len).map(move |row| (head, row))) {
+            sequence.row(&tensors, mods, sequence.at(head, row), &mut all);
         }
     }
     Ok(all)
@@ -140,7 +140,7 @@ impl<T: Real> Dense<T> {
         &mut of[((b * heads + h) * rows + l) * dim..][..dim]
     }
 
-    fn row(&self, b: usize, h: usize, l: usize) -> &[T] {
+    fn row(&self, [b, h, l]: [usize; 3]) -> &[T] {
         let [_, heads, rows, dim] = self.shape;
         &self.data[((b * heads + h) * rows + l) * dim..][..dim]
     }

@@ -3,13 +3,11 @@
 #[cfg(feature = "safetensors")]
 mod file;
 
-use crate::cache::{
-    CacheFormat, KeyScales, Storable, TokenForm, ValuePlace, check_accepted, format_of, key_length, key_scales,
-};
+use crate::cache::{check_accepted, check_elements, check_format, check_tokens};
 use crate::error::{Error, at_most, same};
 use crate::inputs::cumulative;
 use crate::shape::KvShape;
-use sdpa_kernels::{BlockTable, Bound, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
+use sdpa_kernels::{BlockTable, Bound, CacheFormat, Isa, NewTokens, PackedPool, PageError, Pages, Tensor};
 
 /// Keys and values of one layer in pages, for servers that allocate memory page by page. Keys are packed when they are
 /// appended, so a decode step reads them as fast as those of a [`KvCache`](crate::KvCache). (Keys of your own pool, in
@@ -46,7 +44,7 @@ use sdpa_kernels::{BlockTable, Bound, Isa, NewTokens, PageError, Pages, PoolElem
 /// ```
 #[derive(Debug)]
 pub struct PagePool {
-    pool: sdpa_kernels::PackedPool,
+    pool: PackedPool,
     isa: Isa,
 }
 
@@ -73,19 +71,9 @@ impl PagePool {
         if page_size == 0 || !page_size.is_multiple_of(16) {
             return Err(PageError::PageSize { page_size }.into());
         }
-        let channels = |keys| key_scales(keys, shape, "the pool (kv_heads × head_dim)");
-        let (bytes, elements) = match format {
-            CacheFormat::Elements(dtype) => (dtype.bytes(), PoolElements::Floats(dtype)),
-            CacheFormat::Int8PerToken => (1, PoolElements::Int8 { channels: channels(KeyScales::PerToken)? }),
-            CacheFormat::Int8PerChannel(scales) => {
-                (1, PoolElements::Int8 { channels: channels(KeyScales::PerChannel(scales.to_vec()))? })
-            }
-            CacheFormat::Int4(kind) => {
-                key_length("int4", head_dim)?;
-                (1, PoolElements::Int4(kind))
-            }
-        };
-        let pool = sdpa_kernels::PackedPool::new([pages, page_size], kv_heads, shape.dims(), elements);
+        check_format(format, shape, "the pool (kv_heads × head_dim)")?;
+        let bytes = if let CacheFormat::Elements(dtype) = format { dtype.bytes() } else { 1 };
+        let pool = PackedPool::new([pages, page_size], kv_heads, shape.dims(), format);
         let sizes = [pages, page_size, kv_heads, head_dim + value_dim];
         let bytes = sizes.iter().try_fold(bytes, |bytes, &size| bytes.checked_mul(size));
         let bytes = bytes.filter(|&bytes| bytes <= isize::MAX as usize);
@@ -111,7 +99,7 @@ impl PagePool {
 
     /// Format of the elements.
     pub fn format(&self) -> CacheFormat<'_> {
-        format_of(self.pool.dtype(), self.pool.int4(), self.pool.channel_scales())
+        self.pool.format()
     }
 
     /// Bytes held.
@@ -186,10 +174,10 @@ impl PagePool {
         [k, v]: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
     ) -> Result<(), Error> {
-        TokenForm { shape: self.shape(), values: ValuePlace::Apart, of: "the pool" }.check(k, v)?;
-        let (isa, storable) = (self.isa, Storable::in_format(self.format()));
+        check_tokens(self.shape(), "the pool", k, v)?;
         // What the tensors hold is looked at last: views may be huge, but not what the pool has pages for.
-        self.pool.append(isa, table, [k, v], tokens, || storable.check(isa, [k, v]))
+        let isa = self.isa;
+        self.pool.append(isa, table, [k, v], tokens, |pool| check_elements(pool.format(), isa, [k, v]))
     }
 
     /// Keeps the first `from` tokens of a sequence of a table and, of the later ones, only the accepted, moved up, as
@@ -224,7 +212,7 @@ impl PagePool {
         let Some(last) = table.lens.len().checked_sub(1) else {
             return Err(Error::Empty { argument: "block table", what: "number of sequences" });
         };
-        at_most(last, "the last one of the block table").check("sequence", "index", sequence)?;
+        at_most("sequence", "index", sequence, last, "the last one of the block table")?;
         let len = table.lens[sequence];
         check_accepted(sequence, len, from, accepted)?;
         Ok(self.pool.keep(table, sequence, from, accepted)?)
@@ -236,7 +224,7 @@ impl PagePool {
     /// # Errors
     /// [`Error::Range`] if the pool has fewer pages, [`Error::Memory`]; the pool is then unchanged.
     pub fn shrink(&mut self, pages: usize) -> Result<(), Error> {
-        at_most(self.page_count(), "the pages that the pool has").check("page pool", "number of pages", pages)?;
+        at_most("page pool", "number of pages", pages, self.page_count(), "the pages that the pool has")?;
         let bytes = self.bytes() / self.page_count().max(1) * pages;
         if self.pool.shrink(pages) { Ok(()) } else { Err(Error::Memory { what: "page pool", bytes }) }
     }

@@ -1,7 +1,7 @@
 //! Sizes of a call, and of the keys and values of a token.
 
-use crate::error::{Error, LONGEST_DIM};
-use sdpa_kernels::Call;
+use crate::error::Error;
+use sdpa_kernels::{Call, Fault, MAX_DIM, Misfit};
 
 /// Sizes of a call.
 ///
@@ -59,7 +59,9 @@ impl KvShape {
             if got == 0 {
                 return Err(Error::Empty { argument, what });
             }
-            LONGEST_DIM.check(argument, what, got)?;
+            if got > MAX_DIM {
+                return Err(Misfit { argument, fault: Fault::Long { what, got } }.into());
+            }
         }
         Ok(())
     }

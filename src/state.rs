@@ -8,15 +8,11 @@ mod sight;
 mod waiting;
 
 use crate::error::Error;
-use crate::plan::Plan;
-use crate::plan::problem::Problem;
 use crate::threads::exec::Exec;
-use crate::threads::run::Run;
 use crate::threads::workspace::Workspace;
-use functions::{Functions, Shift};
 pub use merge::merge;
 use parted_call::PartedCall;
-use sdpa_kernels::{KEY_BLOCK, Outputs, Seen, State, Tensor, View, ViewMut};
+use sdpa_kernels::{KEY_BLOCK, Outputs, Seen, Tensor, View};
 use waiting::Waiting;
 
 /// Attention state of query rows whose keys arrive in parts: push the keys as they arrive, read the result at any time.
@@ -49,11 +45,9 @@ pub struct AttnState<'a> {
     /// Position of the first key of this state; `accumulated` counts the keys accumulated, in whole blocks.
     first: usize,
     accumulated: usize,
-    /// Keys that maxima, sums and outputs are of. Before any, outputs may hold anything.
+    /// Maxima, sums and outputs, and the keys that they are of. Before any, outputs may hold anything.
+    parts: [Vec<f32>; 3],
     seen: Seen,
-    max: Vec<f32>,
-    sum: Vec<f32>,
-    out: Vec<f32>,
     /// Number of keys held until their block is full.
     waiting: usize,
     waiting_k: Waiting,
@@ -130,8 +124,7 @@ impl<'a> AttnState<'a> {
     /// cannot give.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
         // Work on a copy: views of the state are exclusive, and reading must leave it unchanged.
-        let mut copy = [&self.max, &self.sum, &self.out].map(Vec::clone);
-        self.write(copy.each_mut().map(Vec::as_mut_slice), &mut Workspace::new(), outputs)
+        self.write(&mut self.parts.clone(), &mut Workspace::new(), outputs)
     }
 
     /// Writes the result as [`Self::read`] does, for the last time: without a copy of the state, whose memory
@@ -140,35 +133,20 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// As [`Self::read`].
     pub fn finish(mut self, outputs: Outputs<'_>) -> Result<Workspace, Error> {
-        let mut parts = [&mut self.max, &mut self.sum, &mut self.out].map(std::mem::take);
-        let mut workspace = std::mem::take(&mut self.workspace);
-        self.write(parts.each_mut().map(Vec::as_mut_slice), &mut workspace, outputs)?;
+        let (mut parts, mut workspace) = (std::mem::take(&mut self.parts), std::mem::take(&mut self.workspace));
+        self.write(&mut parts, &mut workspace, outputs)?;
         Ok(Workspace { state: parts, ..workspace })
     }
 
     /// Adds the keys that wait to maxima, sums and outputs, and writes the result.
-    fn write(
-        &self,
-        [max, sum, out]: [&mut [f32]; 3],
-        workspace: &mut Workspace,
-        outputs: Outputs<'_>,
-    ) -> Result<(), Error> {
+    fn write(&self, parts: &mut [Vec<f32>; 3], workspace: &mut Workspace, outputs: Outputs<'_>) -> Result<(), Error> {
         outputs.check_for_state()?;
-        let [b, h, rows, _] = self.call.inputs.q.shape();
         let lists = self.call.inputs.lists_from(self.before(), self.waiting);
         let keys = [self.waiting_k.first(self.waiting)?, self.waiting_v.first(self.waiting)?];
         let (attention, mut inputs) = self.call.over(keys, self.before(), &lists);
-        if let Some(sinks) = self.call.inputs.sinks {
-            inputs = inputs.sinks(sinks);
-        }
-        let state = State {
-            max: ViewMut::bhl(max, [b, h, rows])?,
-            sum: ViewMut::bhl(sum, [b, h, rows])?,
-            out: ViewMut::bhld(out, [b, h, rows, self.call.value_dim])?,
-            seen: self.seen,
-        };
-        let problem = attention.problem(inputs, outputs.resume(state))?;
-        run(problem, self.exec, workspace, (self.call.functions, self.call.shift(self.before())));
+        inputs.sinks = self.call.inputs.sinks;
+        let problem = attention.problem(inputs, outputs.resume(self.call.state(parts, self.seen)?))?;
+        self.call.functions.run(problem, self.exec, workspace, self.call.shift(self.before()));
         Ok(())
     }
 
@@ -179,45 +157,20 @@ impl<'a> AttnState<'a> {
 
     /// Accumulates whole blocks of keys; without keys, only checks the settings.
     fn accumulate(&mut self, keys: Option<[Tensor<'_>; 2]>) -> Result<(), Error> {
-        let [b, h, rows, dim] = self.call.inputs.q.shape();
+        let [b, .., dim] = self.call.inputs.q.shape();
         let none = |dim| View::<f32>::bhld(&[], [b, self.call.kv_heads, 0, dim]).map(Tensor::from);
         let [k, v] = keys.unwrap_or([none(dim)?, none(self.call.value_dim)?]);
         let (n, shift) = (k.shape()[2], self.call.shift(self.before()));
         let lists = self.call.inputs.lists_from(self.before(), n);
         let (attention, mut inputs) = self.call.over([k, v], self.before(), &lists);
-        if let (Some(sinks), None) = (self.call.inputs.sinks, keys) {
-            inputs = inputs.sinks(sinks);
-        }
-        let state = State {
-            max: ViewMut::bhl(&mut self.max, [b, h, rows])?,
-            sum: ViewMut::bhl(&mut self.sum, [b, h, rows])?,
-            out: ViewMut::bhld(&mut self.out, [b, h, rows, self.call.value_dim])?,
-            seen: self.seen,
-        };
+        inputs.sinks = self.call.inputs.sinks.filter(|_| keys.is_none());
+        let state = self.call.state(&mut self.parts, self.seen)?;
         let problem = attention.problem(inputs, Outputs::accumulate(state))?;
         if keys.is_none() {
-            let fits = self.call.functions.map(|functions| functions.fits(&problem.call.facts()));
-            return Ok(fits.unwrap_or(Ok(()))?);
+            return Ok(self.call.functions.fits(&problem.call.facts())?);
         }
-        run(problem, self.exec, &mut self.workspace, (self.call.functions, shift));
+        self.call.functions.run(problem, self.exec, &mut self.workspace, shift);
         (self.seen, self.accumulated) = (Seen::Keys, self.accumulated + n);
         Ok(())
-    }
-}
-
-/// Plans and computes a problem, with the functions, if there are any, and the shift of what they see.
-fn run(
-    problem: Problem<'_>,
-    exec: Exec<'_>,
-    workspace: &mut Workspace,
-    (functions, shift): (Option<&dyn Functions>, Shift),
-) {
-    match functions {
-        Some(functions) => functions.run(problem, exec, workspace, shift),
-        None => {
-            let plan = Plan::new(&problem, exec);
-            // No functions, so none that does not fit, and nothing says stop.
-            let _ = problem.run_with(&plan, workspace, Run::new().on(exec));
-        }
     }
 }

@@ -58,7 +58,7 @@ pub use attention::schedule::split_sequences::{SplitRows, Then};
 #[cfg(feature = "nn")]
 pub use elementary::{cos, pow, sin};
 pub use kv::block_table::{BlockTable, PageError};
-pub use kv::cache::{Cache, NewTokens, PackedPool, PoolElements, Sliding, SpareBlocks, TokenPart};
+pub use kv::cache::{Cache, CacheFormat, NewTokens, PackedPool, Sliding, SpareBlocks, TokenPart};
 pub use kv::pages::Pages;
 pub use kv::source::KeyValues;
 pub use machine::{peak_flops, read_bandwidth};

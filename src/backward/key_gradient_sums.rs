@@ -99,9 +99,9 @@ impl KeyGradientSums {
     /// # Errors
     /// [`Error::Range`] if there are not so many keys; [`Error::Memory`].
     pub fn keys(&self, keys: Range<usize>) -> Result<Self, Error> {
-        let (KeyGradientShape { batch, heads, keys: all, .. }, sums) = (self.shape, "the keys of the sums");
-        at_most(all, sums).check("sums", "end of the keys", keys.end)?;
-        at_most(keys.end, "the end of the keys").check("sums", "first key", keys.start)?;
+        let KeyGradientShape { batch, heads, keys: all, .. } = self.shape;
+        at_most("sums", "end of the keys", keys.end, all, "the keys of the sums")?;
+        at_most("sums", "first key", keys.start, keys.end, "the end of the keys")?;
         let mut some = Self::new(KeyGradientShape { keys: keys.len(), ..self.shape })?;
         let (mut from, mut to) = (&self.floats[..], &mut some.floats[..]);
         for width in [self.shape.dims(); 2].concat().into_iter().map(|dim| dim.next_multiple_of(LANES)) {

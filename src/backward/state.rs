@@ -4,12 +4,11 @@ use crate::attention::Attention;
 use crate::backward::functions::NO_DERIVATIVE;
 use crate::backward::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::backward::problem::BackwardProblem;
-use crate::backward::run::{BackwardPlan, no_memory};
+use crate::backward::run::no_memory;
 use crate::error::Error;
 use crate::inputs::{Inputs, KeyLists};
-use crate::state::parted_call::{PartedCall, check_room};
+use crate::state::parted_call::{PartedCall, check_no_keys, check_room};
 use crate::threads::exec::Exec;
-use crate::threads::run::Run;
 use crate::threads::workspace::Workspace;
 use core::ops::Range;
 use sdpa_kernels::{
@@ -86,9 +85,7 @@ impl<'a> BackwardState<'a> {
     ///
     /// If a function panics in a push, the state is half updated: make another.
     pub fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
-        if self.keys > 0 {
-            return Err(Error::Needs { argument: "functions", needs: "a state without keys" });
-        }
+        check_no_keys("functions", self.keys)?;
         let position = self.call.offset();
         let at = Position { batch: 0, head: 0, row: 0, key: 0, position, distance: position };
         if mods.score.is_given() && !self.call.inputs.q.shape().contains(&0) {
@@ -106,9 +103,7 @@ impl<'a> BackwardState<'a> {
     /// # Errors
     /// [`Error::Needs`] if keys were pushed already.
     pub fn starting_at(self, first_row: usize) -> Result<Self, Error> {
-        if self.keys > 0 {
-            return Err(Error::Needs { argument: "first row", needs: "a state without keys" });
-        }
+        check_no_keys("first row", self.keys)?;
         Ok(Self { first_row, ..self })
     }
 
@@ -263,20 +258,14 @@ impl<'a> BackwardState<'a> {
     {
         let [batch, _, _, dim] = self.call.inputs.q.shape();
         let of = |dim| View::from_strides(&[0.0f32], 0, [batch, self.call.kv_heads, keys, dim], [0; 4]);
-        let (attention, inputs) = self.call.over([of(dim)?.into(), of(self.call.value_dim)?.into()], 0, lists);
-        Ok((attention, self.call.inputs.sinks.map_or(inputs, |sinks| inputs.sinks(sinks))))
+        let (attention, mut inputs) = self.call.over([of(dim)?.into(), of(self.call.value_dim)?.into()], 0, lists);
+        inputs.sinks = self.call.inputs.sinks;
+        Ok((attention, inputs))
     }
 
     /// Computes a part of the pass, the keys of which follow those pushed; at its end no keys are read.
     fn run(&mut self, problem: BackwardProblem<'_>) -> Result<(), Error> {
-        let (exec, workspace) = (self.exec, &mut self.workspace);
-        match self.call.functions {
-            Some(functions) => functions.run_backward(problem, exec, workspace, self.call.shift(self.keys)),
-            None => {
-                let plan = BackwardPlan::new(&problem, exec);
-                problem.run_with(&plan, workspace, Run::new().on(exec))
-            }
-        }
+        self.call.functions.run_backward(problem, self.exec, &mut self.workspace, self.call.shift(self.keys))
     }
 }
 

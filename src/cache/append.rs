@@ -1,10 +1,10 @@
 //! Appending tokens.
 
-use crate::cache::{KvCache, Storable, TokenForm, ValuePlace};
-use crate::error::{Error, exactly, same};
+use crate::cache::{KvCache, check_elements, check_tokens};
+use crate::error::{Error, same};
 use crate::inputs::cumulative;
 use crate::shape::KvShape;
-use sdpa_kernels::{NewTokens, Tensor};
+use sdpa_kernels::{Bound, NewTokens, Tensor};
 
 impl KvCache {
     /// Appends `n` tokens to every sequence: keys `[sequences, kv_heads, n, head_dim]` and values
@@ -42,7 +42,10 @@ impl KvCache {
     ) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
         self.there("sequence", sequence)?;
-        exactly(1, "as tokens of one sequence are appended").check("k", "batch", k.shape()[0])?;
+        let (got, of) = (k.shape()[0], "as tokens of one sequence are appended");
+        if got != 1 {
+            return Err(Error::Range { argument: "k", what: "batch", got, bound: Bound::Exactly, limit: 1, of });
+        }
         self.check(k, v)?;
         self.write([k, v], [NewTokens { sequence, b: 0, rows: 0..k.shape()[2] }].into_iter())
     }
@@ -100,7 +103,7 @@ impl KvCache {
             let rows = tokens.fold(0usize, |rows, tokens| rows.saturating_add(tokens.rows.len()));
             return Err(self.no_memory(rows));
         };
-        Storable::in_format(self.format()).check(self.isa, kv)?;
+        check_elements(self.format(), self.isa, kv)?;
         self.cache.append(self.isa, tokens, kv, new);
         Ok(())
     }
@@ -112,9 +115,13 @@ impl KvCache {
         Error::Memory { what: "cache", bytes: token.into_iter().fold(tokens, usize::saturating_mul) }
     }
 
-    /// Refuses keys and values of sizes that do not fit.
+    /// Refuses keys and values of sizes that do not fit, and values of a latent cache that are not in its keys.
     fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
-        let values = if self.cache.is_latent() { ValuePlace::InKeys } else { ValuePlace::Apart };
-        TokenForm { shape: self.shape(), values, of: "the cache" }.check(k, v)
+        check_tokens(self.shape(), "the cache", k, v)?;
+        if self.is_latent() && !v.is_start_of(&k) {
+            let needs = "the first columns of k (View::columns), which are the values of a latent cache";
+            return Err(Error::Needs { argument: "v", needs });
+        }
+        Ok(())
     }
 }

@@ -1,10 +1,10 @@
 //! Building a cache: sizes, element format, sliding window.
 
-use crate::cache::{CacheFormat, KeyScales, KvCache};
+use crate::cache::{KeyScales, KvCache};
 use crate::error::{Error, at_most, same};
 use crate::shape::KvShape;
 use core::num::NonZeroUsize;
-use sdpa_kernels::{Cache, Dtype, Int4, Isa, MAX_INT8_HEAD_DIM, Sliding};
+use sdpa_kernels::{Cache, CacheFormat, Dtype, Int4, Isa, MAX_INT8_HEAD_DIM, Sliding};
 use std::collections::BTreeSet;
 
 /// Need of a latent cache of bytes: a value, of several channels, has one scale.
@@ -26,11 +26,7 @@ impl KvCache {
     /// # Errors
     /// [`Error::Needs`] if something was appended already or the cache is an int8 or int4 cache.
     pub fn dtype(self, dtype: Dtype) -> Result<Self, Error> {
-        if self.bytes() > 0 {
-            return Err(Error::Needs { argument: "dtype", needs: "an empty cache" });
-        }
-        self.refuse_integers("dtype")?;
-        Ok(Self { cache: self.cache.with_dtype(dtype), ..self })
+        self.with_format(CacheFormat::Elements(dtype))
     }
 
     /// Makes the cache one of latent heads, whose values are the first `value_dim` columns of the keys: multi-head
@@ -62,15 +58,13 @@ impl KvCache {
     /// [`Error::Needs`] if something was appended already or the channels of keys have scales; [`Error::Range`] if values are
     /// longer than keys.
     pub fn latent(self) -> Result<Self, Error> {
-        if self.bytes() > 0 {
-            return Err(Error::Needs { argument: "latent", needs: "an empty cache" });
-        }
-        if self.cache.channel_scales().is_some() {
+        self.empty("latent")?;
+        if let CacheFormat::Int8PerChannel(_) = self.format() {
             return Err(Error::Needs { argument: "latent", needs: SCALES_OF_TOKENS });
         }
         let KvShape { head_dim, value_dim, .. } = self.shape();
-        let limit = at_most(head_dim, "the head_dim of keys, whose first columns the values are");
-        limit.check("latent", "value_dim", value_dim)?;
+        const OF: &str = "the head_dim of keys, whose first columns the values are";
+        at_most("latent", "value_dim", value_dim, head_dim, OF)?;
         Ok(Self { cache: self.cache.with_latent(), ..self })
     }
 
@@ -107,7 +101,10 @@ impl KvCache {
     /// channels have scales, [`Error::Range`] for keys longer than 131,072, [`Error::Mismatch`] if there are not `kv_heads × head_dim` scales,
     /// [`Error::Number`] for a scale that is not positive and finite.
     pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
-        let mut cache = self.with_int8(keys)?;
+        let mut cache = self.with_format(match &keys {
+            KeyScales::PerToken => CacheFormat::Int8PerToken,
+            KeyScales::PerChannel(scales) => CacheFormat::Int8PerChannel(scales),
+        })?;
         cache.cache.reserve_scratch();
         Ok(cache)
     }
@@ -146,44 +143,26 @@ impl KvCache {
     /// [`Error::Needs`] if something was appended already or another element type was set, [`Error::Range`] for keys
     /// longer than 131,072.
     pub fn int4(self, kind: Int4) -> Result<Self, Error> {
-        if self.cache.int4().is_none() || self.bytes() > 0 {
-            self.refuse_set("int4")?;
+        self.with_format(CacheFormat::Int4(kind))
+    }
+
+    /// Sets the format, as [`Self::dtype`], [`Self::int8`] and [`Self::int4`] do, without memory for appending.
+    pub(super) fn with_format(self, format: CacheFormat<'_>) -> Result<Self, Error> {
+        let ([argument, _], [set, needs]) = (setter(format), setter(self.format()));
+        self.empty(argument)?;
+        if set != argument && self.format() != CacheFormat::Elements(Dtype::F32) {
+            return Err(Error::Needs { argument, needs });
         }
-        key_length("int4", self.shape().head_dim)?;
-        Ok(Self { cache: self.cache.with_int4(kind), ..self })
-    }
-
-    /// Refuses a setting that elements of integers, which were set before, do not have.
-    fn refuse_integers(&self, argument: &'static str) -> Result<(), Error> {
-        let needs = match self.format() {
-            CacheFormat::Elements(_) => return Ok(()),
-            CacheFormat::Int8PerToken | CacheFormat::Int8PerChannel(_) => "a cache without int8, which is set",
-            CacheFormat::Int4(_) => "a cache without int4, which is set",
-        };
-        Err(Error::Needs { argument, needs })
-    }
-
-    /// Refuses to have elements of integers in a cache that is not empty, or for which something else was set.
-    fn refuse_set(&self, argument: &'static str) -> Result<(), Error> {
-        let needs = match self.cache.dtype() {
-            _ if self.bytes() > 0 => "an empty cache",
-            Some(Dtype::F32) => return Ok(()),
-            Some(_) => "a cache without dtype, which is set",
-            None => return self.refuse_integers(argument),
-        };
-        Err(Error::Needs { argument, needs })
-    }
-
-    /// Sets int8 elements, as [`Self::int8`] does, without memory for appending.
-    pub(super) fn with_int8(self, keys: KeyScales) -> Result<Self, Error> {
-        if !self.cache.is_int8() || self.bytes() > 0 {
-            self.refuse_set("int8")?;
-        }
-        let channels = key_scales(keys, self.shape(), "the cache (kv_heads × head_dim)")?;
-        if channels.is_some() && self.cache.is_latent() {
+        check_format(format, self.shape(), "the cache (kv_heads × head_dim)")?;
+        if matches!(format, CacheFormat::Int8PerChannel(_)) && self.is_latent() {
             return Err(Error::Needs { argument: "latent", needs: SCALES_OF_TOKENS });
         }
-        Ok(Self { cache: self.cache.with_int8(channels), ..self })
+        Ok(Self { cache: self.cache.with_format(format), ..self })
+    }
+
+    /// Refuses a setting if something was appended already.
+    fn empty(&self, argument: &'static str) -> Result<(), Error> {
+        if self.bytes() > 0 { Err(Error::Needs { argument, needs: "an empty cache" }) } else { Ok(()) }
     }
 
     /// Creates an empty cache for a sliding window. Rows may see the last `last` keys, their own included, and the
@@ -239,9 +218,7 @@ impl KvCache {
     /// # Errors
     /// [`Error::Needs`] if something was appended already or the cache is not a sliding one.
     pub fn rollback_room(self, tokens: usize) -> Result<Self, Error> {
-        if self.bytes() > 0 {
-            return Err(Error::Needs { argument: "rollback_room", needs: "an empty cache" });
-        }
+        self.empty("rollback_room")?;
         let cache = self.cache.with_rollback(tokens);
         Ok(Self { cache: cache.ok_or(Error::Needs { argument: "rollback_room", needs: "a sliding cache" })?, ..self })
     }
@@ -267,22 +244,27 @@ impl KvCache {
     }
 }
 
-/// Refuses keys that are too long to be multiplied as bytes.
-pub(crate) fn key_length(argument: &'static str, head_dim: usize) -> Result<(), Error> {
-    at_most(MAX_INT8_HEAD_DIM, "the largest possible of integers").check(argument, "head_dim", head_dim)
+/// Name of the method that sets a format, and the need of a cache for which it was not called.
+fn setter(format: CacheFormat<'_>) -> [&'static str; 2] {
+    match format {
+        CacheFormat::Elements(_) => ["dtype", "a cache without dtype, which is set"],
+        CacheFormat::Int4(_) => ["int4", "a cache without int4, which is set"],
+        _ => ["int8", "a cache without int8, which is set"],
+    }
 }
 
-/// Returns the scales of channels, if that is what keys have: checked against the heads and lengths of the keys of `of`.
-pub(crate) fn key_scales(
-    keys: KeyScales,
-    KvShape { kv_heads, head_dim, .. }: KvShape,
-    of: &'static str,
-) -> Result<Option<Box<[f32]>>, Error> {
-    key_length("int8", head_dim)?;
-    let KeyScales::PerChannel(scales) = keys else { return Ok(None) };
+/// Refuses a format that keys of this shape, those of `of`, cannot have: integers if they are too long to be multiplied,
+/// and scales of channels that do not fit.
+pub(crate) fn check_format(format: CacheFormat<'_>, shape: KvShape, of: &'static str) -> Result<(), Error> {
+    let KvShape { kv_heads, head_dim, .. } = shape;
+    let [argument, _] = setter(format);
+    if !matches!(format, CacheFormat::Elements(_)) {
+        at_most(argument, "head_dim", head_dim, MAX_INT8_HEAD_DIM, "the largest possible of integers")?;
+    }
+    let CacheFormat::Int8PerChannel(scales) = format else { return Ok(()) };
     same("key scales", "length", scales.len(), kv_heads.saturating_mul(head_dim), of)?;
     if let Some(&got) = scales.iter().find(|scale| !(**scale > 0.0 && scale.is_finite())) {
         return Err(Error::Number { argument: "key scales", got, expected: "positive and finite" });
     }
-    Ok(Some(scales.into_boxed_slice()))
+    Ok(())
 }

@@ -6,10 +6,10 @@ mod import;
 
 use crate::cache::KvCache;
 use crate::error::Error;
-pub(crate) use description::{Description, ElementFormat, Sequence};
+pub(crate) use description::{Description, ElementFormat};
 pub(crate) use import::{File, wrong};
 use safetensors::tensor::Dtype;
-use sdpa_kernels::{Cache, TokenPart};
+use sdpa_kernels::{CacheFormat, TokenPart};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -71,41 +71,17 @@ fn swap_order(elements: &mut [u8], size: usize) {
     }
 }
 
+/// Function that writes the bytes of a tensor's elements.
+type WriteBytes<'a> = dyn Fn(&mut [u8]) + 'a;
+
+/// Function that copies the elements of a part of token `[sequence, head, token]`.
+type ReadToken<'a> = dyn Fn(TokenPart, [usize; 3], &mut [u8]) + 'a;
+
 /// Tensor of a file to be written.
 struct FileTensor<'a> {
     dtype: Dtype,
     shape: Vec<usize>,
-    contents: Contents<'a>,
-}
-
-/// Contents of a tensor to be written.
-enum Contents<'a> {
-    Floats(&'a [f32]),
-    /// Part of the tokens of a sequence that are held.
-    Tokens {
-        tokens: &'a dyn Tokens,
-        sequence: usize,
-        contents: Sequence,
-        part: TokenPart,
-    },
-}
-
-/// Tokens of sequences, to be written to a file.
-pub(crate) trait Tokens {
-    /// Returns the number of elements of a part of a token in one head, and the bytes of each.
-    fn elements(&self, part: TokenPart) -> [usize; 2];
-    /// Copies the elements of a part of token `[sequence, head, token]`.
-    fn read(&self, part: TokenPart, at: [usize; 3], to: &mut [u8]);
-}
-
-impl Tokens for Cache {
-    fn elements(&self, part: TokenPart) -> [usize; 2] {
-        self.token_elements(part)
-    }
-
-    fn read(&self, part: TokenPart, at: [usize; 3], to: &mut [u8]) {
-        self.read_token(part, at, to);
-    }
+    write: Box<WriteBytes<'a>>,
 }
 
 impl safetensors::View for FileTensor<'_> {
@@ -119,22 +95,7 @@ impl safetensors::View for FileTensor<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         let mut bytes = vec![0; self.data_len()];
-        match self.contents {
-            Contents::Floats(floats) => {
-                for (bytes, x) in bytes.chunks_exact_mut(size_of::<f32>()).zip(floats) {
-                    bytes.copy_from_slice(&x.to_le_bytes());
-                }
-            }
-            Contents::Tokens { tokens, sequence, contents, part } => {
-                let [elements, size] = tokens.elements(part);
-                let held = contents.held();
-                let places = (0..self.shape[0]).flat_map(|head| held.clone().map(move |token| [sequence, head, token]));
-                for (bytes, at) in bytes.chunks_exact_mut(elements * size).zip(places) {
-                    tokens.read(part, at, bytes);
-                }
-                swap_order(&mut bytes, size);
-            }
-        }
+        (self.write)(&mut bytes);
         Cow::Owned(bytes)
     }
 
@@ -183,7 +144,9 @@ impl KvCache {
     /// Returns what a file has of this cache.
     pub(crate) fn file_part(&self, prefix: String) -> Result<FilePart<'_>, Error> {
         let description = Description::of(self).ok_or_else(|| refused(NO_FORMAT))?;
-        Ok(FilePart { prefix, description, channels: self.cache.channel_scales(), tokens: &self.cache })
+        let elements = TokenPart::ALL.map(|part| self.cache.token_elements(part));
+        let read = |part, at, to: &mut [u8]| self.cache.read_token(part, at, to);
+        Ok(FilePart { prefix, description, format: self.format(), elements, read: Box::new(read) })
     }
 }
 
@@ -192,35 +155,46 @@ pub(crate) struct FilePart<'a> {
     /// Prefix of the names of its tensors.
     pub(crate) prefix: String,
     pub(crate) description: Description,
-    pub(crate) channels: Option<&'a [f32]>,
-    pub(crate) tokens: &'a dyn Tokens,
+    pub(crate) format: CacheFormat<'a>,
+    /// Numbers of elements of the parts of a token in one head, and the bytes of each.
+    pub(crate) elements: [[usize; 2]; TokenPart::ALL.len()],
+    pub(crate) read: Box<ReadToken<'a>>,
 }
 
-impl<'a> FilePart<'a> {
+impl FilePart<'_> {
     /// Adds the part's tensors, by name.
-    fn add_tensors(&self, tensors: &mut Vec<(String, FileTensor<'a>)>) -> Result<(), Error> {
+    fn add_tensors<'p>(&'p self, tensors: &mut Vec<(String, FileTensor<'p>)>) -> Result<(), Error> {
         let &Description { kv_heads, head_dim, elements, ref sequences, .. } = &self.description;
         if kv_heads == 0 {
             return Err(Error::Empty { argument: "cache", what: "kv_heads" });
         }
-        if let Some(scales) = self.channels {
-            let (shape, contents) = (vec![kv_heads, head_dim], Contents::Floats(scales));
-            tensors
-                .push((format!("{}{CHANNEL_SCALES}", self.prefix), FileTensor { dtype: Dtype::F32, shape, contents }));
+        if let CacheFormat::Int8PerChannel(scales) = self.format {
+            let write = move |bytes: &mut [u8]| {
+                for (bytes, x) in bytes.chunks_exact_mut(size_of::<f32>()).zip(scales) {
+                    bytes.copy_from_slice(&x.to_le_bytes());
+                }
+            };
+            let (shape, write) = (vec![kv_heads, head_dim], Box::new(write));
+            tensors.push((format!("{}{CHANNEL_SCALES}", self.prefix), FileTensor { dtype: Dtype::F32, shape, write }));
         }
         for (sequence, &contents) in sequences.iter().enumerate() {
             let Some(contents) = contents.filter(|contents| contents.len > 0) else { continue };
             if contents.len > MOST_KEYS {
                 return Err(refused(too_long(sequence, contents.len)));
             }
-            for part in TokenPart::ALL {
-                let [each, _] = self.tokens.elements(part);
-                if each > 0 {
-                    let shape = tensor_shape(part, [kv_heads, contents.held().count(), each], elements);
-                    let contents = Contents::Tokens { tokens: self.tokens, sequence, contents, part };
-                    let tensor = FileTensor { dtype: tensor_dtype(part, elements), shape, contents };
-                    tensors.push((tensor_name(&self.prefix, sequence, part), tensor));
-                }
+            for (part, [each, size]) in TokenPart::ALL.into_iter().zip(self.elements).filter(|(_, [each, _])| *each > 0)
+            {
+                let held = contents.held();
+                let shape = tensor_shape(part, [kv_heads, held.clone().count(), each], elements);
+                let write = move |bytes: &mut [u8]| {
+                    let of = |head| held.clone().map(move |token| [sequence, head, token]);
+                    for (to, at) in bytes.chunks_exact_mut(each * size).zip((0..kv_heads).flat_map(of)) {
+                        (self.read)(part, at, to);
+                    }
+                    swap_order(bytes, size);
+                };
+                let tensor = FileTensor { dtype: tensor_dtype(part, elements), shape, write: Box::new(write) };
+                tensors.push((tensor_name(&self.prefix, sequence, part), tensor));
             }
         }
         Ok(())

@@ -176,7 +176,7 @@ pub(crate) fn check_accepted(sequence: usize, len: usize, from: usize, accepted:
         let bound = Bound::AtMost;
         return Err(Error::Length { argument: "from", sequence, got: from, bound, limit: len });
     };
-    at_most(behind, "the tokens that the sequence has behind `from`").check("accepted", "length", accepted.len())?;
+    at_most("accepted", "length", accepted.len(), behind, "the tokens that the sequence has behind `from`")?;
     let mut least = 0;
     for (index, &got) in accepted.iter().enumerate() {
         let (bound, limit, of) = match got < least {

@@ -58,6 +58,13 @@ pub(crate) fn cumulative(argument: &'static str, ends: &[usize], of: (&'static s
     sdpa_kernels::cumulative(argument, ends, of.1).map_err(|misfit| of_ends(misfit, ends, of))
 }
 
+/// Refuses a number of sequences that is no multiple of the period after which biases and masks repeat.
+pub(crate) fn check_period(period: Option<usize>, got: usize) -> Result<(), Error> {
+    let Some(limit) = period.filter(|&period| !got.is_multiple_of(period)) else { return Ok(()) };
+    let (argument, what, bound, of) = ("batch period", "number of sequences", Bound::MultipleOf, "the period");
+    Err(Error::Range { argument, what, got, bound, limit, of })
+}
+
 /// Returns the error of cumulative lengths, with its likely cause.
 fn of_ends(misfit: Misfit, ends: &[usize], (of, rows): (&'static str, usize)) -> Error {
     let Fault::Entry { index, got, bound, .. } = misfit.fault else { return misfit.into() };

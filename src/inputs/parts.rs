@@ -1,7 +1,7 @@
 //! Inputs of calls whose keys come in parts.
 
-use crate::error::{Error, at_most, check_period, same};
-use crate::inputs::{Cover, Covered, Inputs, Source};
+use crate::error::{Error, at_most, same};
+use crate::inputs::{Cover, Covered, Inputs, Source, check_period};
 use core::ops::Range;
 use sdpa_kernels::{Bound, Mask, Ragged, Tensor, View};
 
@@ -210,12 +210,12 @@ impl<'a> Inputs<'a> {
         let [batch, _, all_rows, _] = self.q.shape();
         let sequences = ends.map_or(batch, |ends| ends.len().saturating_sub(1));
         let up_to_it = sequence.saturating_add(1);
-        at_most(sequences, "the sequences of the call").check("sequence", "number up to it", up_to_it)?;
+        at_most("sequence", "number up to it", up_to_it, sequences, "the sequences of the call")?;
         if ends.is_some() {
             same("q", "batch", batch, 1, "a ragged call")?;
         }
-        at_most(all_rows, "the rows of q").check("rows", "end", rows.end)?;
-        at_most(rows.end, "the end of the rows").check("rows", "first row", rows.start)?;
+        at_most("rows", "end", rows.end, all_rows, "the rows of q")?;
+        at_most("rows", "first row", rows.start, rows.end, "the end of the rows")?;
         let len = |ends: &[usize], s: usize| ends[s + 1].saturating_sub(ends[s]);
         if let Some(lens) = self.kv_lens {
             same("kv_lens", "length", lens.len(), sequences, "the batch")?;

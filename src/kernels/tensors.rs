@@ -20,6 +20,16 @@ pub use sdpa_kernels::Bf16;
 /// assert_eq!(table.entries.len() % table.lens.len(), 0);
 /// ```
 pub use sdpa_kernels::BlockTable;
+/// Format of the elements of a [`KvCache`](crate::KvCache) or a [`PagePool`](crate::PagePool).
+///
+/// ```
+/// use sdpa::{CacheFormat, Dtype, KeyScales, KvCache, KvShape};
+/// let cache = KvCache::new(1, KvShape { kv_heads: 8, head_dim: 64, value_dim: 64 })?;
+/// assert_eq!(cache.clone().dtype(Dtype::F16)?.format(), CacheFormat::Elements(Dtype::F16));
+/// assert_eq!(cache.int8(KeyScales::PerToken)?.format(), CacheFormat::Int8PerToken);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::CacheFormat;
 /// Element type of a tensor or cache.
 ///
 /// ```

@@ -4,7 +4,7 @@
 //! caller's score function, it gives dbias and dslope. Then also times 1 − (s/cap)² under a softcap, it gives dq = c·Σ
 //! ds·k and dk = c·Σ ds·q. dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
 
-use super::row::{ahead, at_position, dropout_factor, entry, first_key, first_row, position, with_key};
+use super::sequence::Sequence;
 use super::{Answer, Dense, Real, answer};
 use crate::backward::{NO_DERIVATIVE, WEIGHT_FUNCTION};
 use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ScoreMod, Shape, WeightMod};
@@ -88,71 +88,64 @@ pub fn gradients<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     let (sinks, slopes) = (per_head.clone(), per_head);
     let parameters = zeros(mods.score.parameters());
     let mut all = Gradient { q, k, v, bias: zeros(bias), sinks, slopes, scale: T::from(0.0), parameters };
-    for row in 0..shape.batch * shape.heads * shape.q_len {
-        let (b, h, i) = (row / shape.q_len / shape.heads, row / shape.q_len % shape.heads, row % shape.q_len);
-        if i < inputs.lengths(&shape, b).0 {
-            let at = Position { batch: b, head: h, row: i, key: 0, position: 0, distance: 0 };
-            let d_lse = d_lse.and_then(|d_lse| {
-                let (b, first) = first_row(inputs, at);
-                d_lse.get([b, h, first + i, 0]).copied()
-            });
-            let call = Call { attention, inputs, shape, score: &mods.score, d_lse: T::from(d_lse.unwrap_or(0.0)) };
-            call.row(&forward, &tensors, at, &mut all)?;
+    for sequence in (0..shape.batch).map(|index| Sequence::new(attention, inputs, shape, index)) {
+        for (head, row) in (0..shape.heads).flat_map(|head| (0..sequence.q_len).map(move |row| (head, row))) {
+            let at = sequence.at(head, row);
+            let [b, h, l] = sequence.query(at);
+            let d_lse = d_lse.and_then(|d_lse| d_lse.get([b, h, l, 0]).copied());
+            let row = Row { sequence: &sequence, at, score: &mods.score, d_lse: T::from(d_lse.unwrap_or(0.0)) };
+            row.gradients(&forward, &tensors, &mut all)?;
         }
     }
     Ok(all)
 }
 
-/// Settings, inputs and score function of a call, and the gradient in a row's log-sum-exp.
-struct Call<'a, T, S> {
-    attention: &'a Attention,
-    inputs: &'a Inputs<'a>,
-    shape: Shape,
+/// One row of a sequence, the score function, and the gradient in the row's log-sum-exp.
+struct Row<'a, T, S> {
+    sequence: &'a Sequence<'a>,
+    at: Position,
     score: &'a S,
     d_lse: T,
 }
 
-impl<T: Real, S: ScoreMod> Call<'_, T, S> {
-    /// Adds what one row contributes to every gradient.
-    fn row(
+impl<T: Real, S: ScoreMod> Row<'_, T, S> {
+    /// Adds what the row contributes to every gradient.
+    fn gradients(
         &self,
         forward: &Answer<T>,
         [q, k, v, d_out]: &[Dense<T>; 4],
-        at: Position,
         all: &mut Gradient<T>,
     ) -> Result<(), Error> {
-        let (inputs, Shape { heads, kv_heads, q_len, kv_len, head_dim, .. }) = (self.inputs, self.shape);
+        let &Self { sequence, at, d_lse, .. } = self;
+        let &Sequence { attention, inputs, shape: Shape { heads, q_len, kv_len, head_dim, .. }, .. } = sequence;
         let (zero, one, hidden) = (T::from(0.0), T::from(1.0), T::from(f32::NEG_INFINITY));
         let number = (at.batch * heads + at.head) * q_len + at.row;
         let [_, capped, masked, weights] = forward.points.each_ref().map(|x| &x[number * kv_len..][..kv_len]);
-        let ((b, row), (source, first)) = (first_row(inputs, at), first_key(inputs, at));
-        let (q_row, d_out_row) = ([b, at.head, row + at.row], d_out.row(b, at.head, row + at.row));
-        let key = |j: usize| [source, at.head / (heads / kv_heads), first + j];
+        let query = sequence.query(at);
+        let (q_row, d_out_row) = (q.row(query), d_out.row(query));
         let visible: Vec<usize> = (0..kv_len).filter(|&j| masked[j] != hidden).collect();
         let dot = |x: &[T], y: &[T]| x.iter().zip(y).fold(zero, |sum, (&x, &y)| sum + x * y);
-        let kept = |j: usize| dropout_factor::<T>(self.attention, Position { key: j, ..at }, heads);
-        let dp: Vec<T> = (0..kv_len)
-            .map(|j| {
-                let [b, h, l] = key(j);
-                if masked[j] == hidden { zero } else { dot(d_out_row, v.row(b, h, l)) * kept(j) }
-            })
-            .collect();
-        let delta = visible.iter().fold(zero, |sum, &j| sum + weights[j] * dp[j]) - self.d_lse;
-        let scale = T::from(self.attention.scale_for(head_dim));
+        let mut dp = vec![zero; kv_len];
         for &j in &visible {
-            let [kb, kh, kl] = key(j);
-            let ds = self.before_function(at, j, capped[j], weights[j] * (dp[j] - delta), all)?;
-            self.option_gradients(at, j, ds, all);
-            let slope = self.attention.softcap.map_or(one, |cap| {
+            let here = sequence.with_key(at, j);
+            dp[j] = dot(d_out_row, v.row(sequence.key(here))) * sequence.dropout_factor(here);
+        }
+        let delta = visible.iter().fold(zero, |sum, &j| sum + weights[j] * dp[j]) - d_lse;
+        let scale = T::from(attention.scale_for(head_dim));
+        for &j in &visible {
+            let here = sequence.with_key(at, j);
+            let (key, kept) = (sequence.key(here), sequence.dropout_factor::<T>(here));
+            let ds = self.before_function(here, capped[j], weights[j] * (dp[j] - delta), all)?;
+            self.option_gradients(here, ds, all);
+            let slope = attention.softcap.map_or(one, |cap| {
                 let y = capped[j] / T::from(cap);
                 one - y * y
             });
             let ds = ds * slope;
-            let (q_row_data, k_row) = (q.row(q_row[0], q_row[1], q_row[2]), k.row(kb, kh, kl));
-            all.scale = all.scale + ds * dot(q_row_data, k_row);
-            add(q.slot(q_row, &mut all.q), ds * scale, k_row);
-            add(k.slot([kb, kh, kl], &mut all.k), ds * scale, q_row_data);
-            add(v.slot([kb, kh, kl], &mut all.v), weights[j] * kept(j), d_out_row);
+            all.scale = all.scale + ds * dot(q_row, k.row(key));
+            add(q.slot(query, &mut all.q), ds * scale, k.row(key));
+            add(k.slot(key, &mut all.k), ds * scale, q_row);
+            add(v.slot(key, &mut all.v), weights[j] * kept, d_out_row);
         }
         if let Some(sinks) = inputs.sinks
             && forward.lse[number] != hidden
@@ -165,21 +158,16 @@ impl<T: Real, S: ScoreMod> Call<'_, T, S> {
 
     /// Returns the gradient of the score that bias and ALiBi make of a capped score from that of what the score function makes of it,
     /// and adds those in the function's parameters.
-    fn before_function(&self, at: Position, j: usize, capped: T, ds: T, all: &mut Gradient<T>) -> Result<T, Error> {
+    fn before_function(&self, here: Position, capped: T, ds: T, all: &mut Gradient<T>) -> Result<T, Error> {
         if !self.score.is_given() {
             return Ok(ds);
         }
-        let (inputs, lengths) = (self.inputs, self.inputs.lengths(&self.shape, at.batch));
-        let lengths = [lengths.0, lengths.1];
-        let at = Position { key: j, ..at_position(at, position(self.attention, lengths, at.row)) };
-        let ahead = ahead(self.attention, inputs, lengths, at);
-        let bias = inputs
-            .bias
-            .and_then(|Covered { of, cover }| of.get(entry(of.shape(), cover, at, self.shape.heads, lengths[1])?));
-        let bias = bias.unwrap_or(0.0);
-        let slope = T::from(inputs.alibi.map_or(0.0, |slopes| slopes[at.head]));
-        let score = capped + T::from(bias) - slope * T::from(ahead.unsigned_abs() as f32);
-        let here = with_key(self.attention, inputs, lengths, at);
+        let Sequence { inputs, .. } = self.sequence;
+        let bias =
+            inputs.bias.and_then(|Covered { of, cover }| of.get(self.sequence.entry(of.shape(), cover, here)?));
+        let slope = T::from(inputs.alibi.map_or(0.0, |slopes| slopes[here.head]));
+        let penalty = slope * T::from(self.sequence.ahead(here).unsigned_abs() as f32);
+        let score = capped + T::from(bias.unwrap_or(0.0)) - penalty;
         let slope = self.score.derivative(score.to_f32(), here).map(T::from).ok_or(NO_DERIVATIVE)?;
         let zero = T::from(0.0);
         if ds == zero {
@@ -192,13 +180,11 @@ impl<T: Real, S: ScoreMod> Call<'_, T, S> {
     }
 
     /// Adds a score's gradient to those of slope and bias.
-    fn option_gradients(&self, at: Position, j: usize, ds: T, all: &mut Gradient<T>) {
-        let (q_len, kv_len) = self.inputs.lengths(&self.shape, at.batch);
-        let here = Position { key: j, ..at };
-        let distance = ahead(self.attention, self.inputs, [q_len, kv_len], here).unsigned_abs();
-        all.slopes[at.head] = all.slopes[at.head] - ds * T::from(distance as f32);
-        if let Some(Covered { of, cover }) = self.inputs.bias
-            && let Some([b, h, l, c]) = entry(of.shape(), cover, here, self.shape.heads, kv_len)
+    fn option_gradients(&self, here: Position, ds: T, all: &mut Gradient<T>) {
+        let distance = self.sequence.ahead(here).unsigned_abs();
+        all.slopes[here.head] = all.slopes[here.head] - ds * T::from(distance as f32);
+        if let Some(Covered { of, cover }) = self.sequence.inputs.bias
+            && let Some([b, h, l, c]) = self.sequence.entry(of.shape(), cover, here)
         {
             let [_, heads, rows, columns] = of.shape();
             let element = &mut all.bias[((b * heads + h) * rows + l) * columns + c];

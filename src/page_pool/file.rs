@@ -1,32 +1,15 @@
 //! Sequences of a pool as safetensors files.
 
-use crate::cache::CacheFormat;
-use crate::cache::file::{DESCRIPTION, Description, File, FilePart, NO_FORMAT, Tokens, write, wrong};
+use crate::cache::file::{DESCRIPTION, Description, File, FilePart, NO_FORMAT, write, wrong};
 use crate::error::{Error, same};
 use crate::page_pool::PagePool;
 use crate::shape::KvShape;
-use sdpa_kernels::{BlockTable, PackedPool, TokenPart};
-
-/// Tokens of the sequences of a table that was checked.
-struct TableTokens<'a> {
-    pool: &'a PackedPool,
-    table: BlockTable<'a>,
-}
+use sdpa_kernels::{BlockTable, CacheFormat, TokenPart};
 
 /// Returns the page and row of token `[sequence, head, token]`, as `[page, head, row]`.
 fn place(table: &BlockTable<'_>, page_size: usize, [sequence, head, token]: [usize; 3]) -> [usize; 3] {
     let entry = sequence * (table.entries.len() / table.lens.len()) + token / page_size;
     [table.entries[entry] as usize, head, token % page_size]
-}
-
-impl Tokens for TableTokens<'_> {
-    fn elements(&self, part: TokenPart) -> [usize; 2] {
-        self.pool.token_elements(part)
-    }
-
-    fn read(&self, part: TokenPart, at: [usize; 3], to: &mut [u8]) {
-        self.pool.read_token(part, place(&self.table, self.pool.page_size(), at), to);
-    }
 }
 
 impl PagePool {
@@ -53,9 +36,10 @@ impl PagePool {
         self.pages(table)?;
         let description = Description::of_lens(self.shape(), self.format(), table.lens);
         let description = description.ok_or(Error::File { what: "export", why: NO_FORMAT.into() })?;
-        let tokens = TableTokens { pool: &self.pool, table };
-        let channels = self.pool.channel_scales();
-        let part = FilePart { prefix: String::new(), description, channels, tokens: &tokens };
+        let elements = TokenPart::ALL.map(|part| self.pool.token_elements(part));
+        let read = |part, at, to: &mut [u8]| self.pool.read_token(part, place(&table, self.page_size(), at), to);
+        let (prefix, format, read) = (String::new(), self.format(), Box::new(read));
+        let part = FilePart { prefix, description, format, elements, read };
         write(DESCRIPTION, &part.description, core::slice::from_ref(&part))
     }
 

@@ -5,7 +5,7 @@ use crate::error::{Error, floats, same, zeros};
 use crate::inputs::Inputs;
 use crate::shape::KvShape;
 use crate::state::AttnState;
-use crate::state::parted_call::{ALIGNMENT, PartedCall};
+use crate::state::parted_call::{ALIGNMENT, PartedCall, check_no_keys};
 use crate::state::waiting::Waiting;
 use crate::threads::exec::Exec;
 use crate::threads::workspace::Workspace;
@@ -93,10 +93,8 @@ impl<'a> AttnState<'a> {
             exec,
             first: 0,
             accumulated: 0,
+            parts: [filled(max, n, f32::NEG_INFINITY)?, filled(sum, n, 0.0)?, sized(out, accumulated)?],
             seen: Seen::Nothing,
-            max: filled(max, n, f32::NEG_INFINITY)?,
-            sum: filled(sum, n, 0.0)?,
-            out: sized(out, accumulated)?,
             waiting: 0,
             waiting_k: waiting(dim)?,
             waiting_v: waiting(value_dim)?,
@@ -132,9 +130,7 @@ impl<'a> AttnState<'a> {
     /// If a function panics in a push, the state is half updated: make another.
     pub fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(mut self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
         let call = self.call.mods(mods)?;
-        if !self.is_empty() {
-            return Err(Error::Needs { argument: "functions", needs: "a state without keys" });
-        }
+        check_no_keys("functions", self.len())?;
         self.call = call;
         self.accumulate(None)?;
         Ok(self)
@@ -147,9 +143,7 @@ impl<'a> AttnState<'a> {
     /// [`Error::Multiple`] if `first` is not a multiple of 256; [`Error::TooLarge`] if it does not fit the address space;
     /// [`Error::Needs`] if keys were pushed already.
     pub fn starting_at(self, first: usize) -> Result<Self, Error> {
-        if !self.is_empty() {
-            return Err(Error::Needs { argument: "first key", needs: "a state without keys" });
-        }
+        check_no_keys("first key", self.len())?;
         if !first.is_multiple_of(KEY_BLOCK) {
             return Err(Error::Multiple { argument: "first key", got: first, of: KEY_BLOCK });
         }
@@ -165,9 +159,7 @@ impl<'a> AttnState<'a> {
     /// [`Error::Mismatch`] or [`Error::Number`] for slopes that do not fit; [`Error::Needs`] if keys were pushed
     /// already, or neither an alignment nor positions of rows are set.
     pub fn alibi(mut self, slopes: &'a [f32]) -> Result<Self, Error> {
-        if !self.is_empty() {
-            return Err(Error::Needs { argument: "alibi slopes", needs: "a state without keys" });
-        }
+        check_no_keys("alibi slopes", self.len())?;
         if self.call.attention.alignment.is_none() && self.call.inputs.row_positions.is_none() {
             return Err(Error::Needs { argument: "alibi", needs: ALIGNMENT });
         }

@@ -22,6 +22,8 @@ pub(crate) struct Shift {
 
 /// Functions without their types.
 pub(crate) trait Functions: Send + Sync {
+    /// Returns true if there are any.
+    fn are_given(&self) -> bool;
     /// Returns the mask function's answer to [`MaskMod::fits`].
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError>;
     /// Returns false if the mask function hides a block, whose positions count from the first of all keys.
@@ -45,6 +47,10 @@ impl fmt::Debug for dyn Functions + '_ {
 }
 
 impl<S: ScoreMod, M: MaskMod, P: WeightMod> Functions for Mods<S, M, P> {
+    fn are_given(&self) -> bool {
+        self.score.is_given() || self.mask.is_given()
+    }
+
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
         self.mask.fits(call)
     }

@@ -4,7 +4,8 @@ use crate::attention::Attention;
 use crate::error::{Error, same};
 use crate::inputs::{Inputs, KeyLists, WHOLE};
 use crate::state::functions::{Functions, Shift};
-use sdpa_kernels::{Alignment, MaskMod, Mods, ScoreMod, Tensor, WeightMod};
+use crate::threads::run::NO_MODS;
+use sdpa_kernels::{Alignment, LayoutError, MaskMod, Mods, ScoreMod, Seen, State, Tensor, ViewMut, WeightMod};
 
 /// Alignment that position-dependent rules need in a state, which does not know the final number of keys.
 pub(crate) const ALIGNMENT: &str =
@@ -15,7 +16,7 @@ pub(crate) const ALIGNMENT: &str =
 pub(crate) struct PartedCall<'a> {
     pub(crate) attention: Attention,
     pub(crate) inputs: Inputs<'a>,
-    pub(crate) functions: Option<&'a dyn Functions>,
+    pub(crate) functions: &'a dyn Functions,
     /// Heads of the keys, and length of a value.
     pub(crate) kv_heads: usize,
     pub(crate) value_dim: usize,
@@ -46,7 +47,7 @@ impl<'a> PartedCall<'a> {
             let rule = attention.rule(inputs.alibi.is_some());
             rule.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
         }
-        Ok(Self { attention, inputs, functions: None, kv_heads: k[1], value_dim: v[3] })
+        Ok(Self { attention, inputs, functions: &NO_MODS, kv_heads: k[1], value_dim: v[3] })
     }
 
     /// Sets score and mask functions. They do not know yet what call they are for.
@@ -57,7 +58,7 @@ impl<'a> PartedCall<'a> {
         if mods.weight.is_given() {
             return Err(Error::Needs { argument: "weight function", needs: WHOLE });
         }
-        Ok(Self { functions: Some(mods), ..self })
+        Ok(Self { functions: mods, ..self })
     }
 
     /// Checks the next keys and values, `before` keys after the first. Returns how many there are.
@@ -94,7 +95,8 @@ impl<'a> PartedCall<'a> {
         Shift { keys: before, positions: self.inputs.key_positions.is_none().then_some(by_order) }
     }
 
-    /// Returns the settings and tensors of a call over keys that follow `before` others, and that have these lists.
+    /// Returns the settings and tensors of a call over keys that follow `before` others, and that have these lists, without
+    /// sinks.
     pub(crate) fn over<'k>(
         &self,
         keys: [Tensor<'k>; 2],
@@ -109,6 +111,22 @@ impl<'a> PartedCall<'a> {
         let attention = if self.inputs.key_positions.is_some() { attention } else { attention.counted_from(before) };
         (attention, self.inputs.over(keys, before, lists))
     }
+
+    /// Returns the state of the rows, of maxima, sums and outputs.
+    pub(crate) fn state<'s>(
+        &self,
+        [max, sum, out]: &'s mut [Vec<f32>; 3],
+        seen: Seen,
+    ) -> Result<State<'s>, LayoutError> {
+        let [b, h, rows, _] = self.inputs.q.shape();
+        let [max, sum] = [ViewMut::bhl(max, [b, h, rows])?, ViewMut::bhl(sum, [b, h, rows])?];
+        Ok(State { max, sum, out: ViewMut::bhld(out, [b, h, rows, self.value_dim])?, seen })
+    }
+}
+
+/// Refuses a setting of a state that has keys already.
+pub(crate) fn check_no_keys(argument: &'static str, keys: usize) -> Result<(), Error> {
+    if keys > 0 { Err(Error::Needs { argument, needs: "a state without keys" }) } else { Ok(()) }
 }
 
 /// Refuses `n` keys after `before` others that go beyond the last position.

@@ -2,7 +2,7 @@
 //! (Kwon and others 2023, arXiv:2309.06180.)
 
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
-use crate::kv::cache::PackedPool;
+use crate::kv::cache::{PackedPool, TokenPart};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::tensor::any::{AnyRows, Tensor, Typed};
 use crate::tensor::element::Dtype;
@@ -84,7 +84,7 @@ impl<'a> Pages<'a> {
     pub(crate) fn dtypes(&self) -> [Option<Dtype>; 2] {
         match &self.pool {
             Pool::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
-            Pool::Packed(pool) => [pool.dtype(); 2],
+            Pool::Packed(pool) => [pool.format().dtype(); 2],
         }
     }
 
@@ -123,30 +123,16 @@ impl<'a> Pages<'a> {
         a.cmp(b)
     }
 
-    /// Returns the place in the pool of a key of a sequence, `[page, head, row, d]`.
-    fn place(&self, [b, h, j, d]: [usize; 4]) -> Option<[usize; 4]> {
+    /// Returns element `[b, h, j, d]` of the keys or of the values.
+    pub(crate) fn element(&self, part: TokenPart, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         if j >= *self.table.lens.get(b)? {
             return None;
         }
         let page = self.table.entries[b * self.width + j / self.page_size()];
-        Some([page as usize, h, j % self.page_size(), d])
-    }
-
-    /// Returns an element of a key.
-    pub(crate) fn key(&self, index: [usize; 4]) -> Option<f32> {
-        let at = self.place(index)?;
+        let at = [page as usize, h, j % self.page_size(), d];
         match &self.pool {
-            Pool::Tensors { k, .. } => k.get(at),
-            Pool::Packed(pool) => pool.key(at),
-        }
-    }
-
-    /// Returns an element of a value.
-    pub(crate) fn value(&self, index: [usize; 4]) -> Option<f32> {
-        let at = self.place(index)?;
-        match &self.pool {
-            Pool::Tensors { v, .. } => v.get(at),
-            Pool::Packed(pool) => pool.value(at),
+            Pool::Tensors { k, v } => if part == TokenPart::Key { k } else { v }.get(at),
+            Pool::Packed(pool) => pool.element(part, at),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Whatever the source, the main loop gets a block of up to 256 keys at a time: rows to be packed, or panels that are
 //! packed already; and rows of values, or value panels of their columns. So all sources give the same bits.
 
-use crate::kv::cache::Cache;
+use crate::kv::cache::{Cache, CacheFormat, TokenPart};
 use crate::kv::key_block::{BlockValues, Keys, QueryForm};
 use crate::kv::pages::Pages;
 use crate::matmul::int4::Int4;
@@ -73,21 +73,22 @@ impl<'a> KeyValues<'a> {
     /// Returns the shape of the keys, `[batch, kv_heads, kv_len, head_dim]`, with the length of the longest sequence.
     #[inline]
     pub fn k_shape(&self) -> [usize; 4] {
-        match &self.0 {
-            Source::Tensors { k, .. } => k.shape(),
-            Source::Pages(pages) => pages.shapes()[0],
-            Source::Cache(cache) => cache.shapes()[0],
-        }
+        self.shapes()[0]
     }
 
     /// Returns the shape of the values, `[batch, kv_heads, kv_len, value_dim]`, with the length of the longest
     /// sequence.
     #[inline]
     pub fn v_shape(&self) -> [usize; 4] {
+        self.shapes()[1]
+    }
+
+    #[inline]
+    fn shapes(&self) -> [[usize; 4]; 2] {
         match &self.0 {
-            Source::Tensors { v, .. } => v.shape(),
-            Source::Pages(pages) => pages.shapes()[1],
-            Source::Cache(cache) => cache.shapes()[1],
+            Source::Tensors { k, v } => [k, v].map(|x| x.shape()),
+            Source::Pages(pages) => pages.shapes(),
+            Source::Cache(cache) => cache.shapes(),
         }
     }
 
@@ -143,18 +144,24 @@ impl<'a> KeyValues<'a> {
         match &self.0 {
             Source::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
             Source::Pages(pages) => pages.dtypes(),
-            Source::Cache(cache) => [cache.dtype(); 2],
+            Source::Cache(cache) => [cache.format().dtype(); 2],
+        }
+    }
+
+    /// Returns the format of a cache or pool, if that is the source.
+    #[inline]
+    fn format(&self) -> Option<CacheFormat<'a>> {
+        match self.0 {
+            Source::Tensors { .. } => None,
+            Source::Pages(pages) => Some(pages.pool()?.format()),
+            Source::Cache(cache) => Some(cache.format()),
         }
     }
 
     /// Returns the kind of int4, if keys and values are int4: the numbers beside each block of elements.
     #[inline]
     pub(crate) fn int4(&self) -> Option<Int4> {
-        match &self.0 {
-            Source::Tensors { .. } => None,
-            Source::Pages(pages) => pages.pool()?.int4(),
-            Source::Cache(cache) => cache.int4(),
-        }
+        if let Some(CacheFormat::Int4(kind)) = self.format() { Some(kind) } else { None }
     }
 
     /// Returns the two tensors, if that is the source.
@@ -195,38 +202,37 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Returns element `d` of key `j`; `None` outside the shape, or where a cache has evicted the key.
+    /// Returns element `[b, h, j, d]` of the keys; `None` outside the shape, or where a cache has evicted the key.
     pub fn key(&self, index: [usize; 4]) -> Option<f32> {
-        let [b, h, j, d] = index;
-        match &self.0 {
-            Source::Tensors { k, .. } => k.get([b, h, j, d]),
-            Source::Pages(pages) => pages.key([b, h, j, d]),
-            Source::Cache(cache) => cache.key([b, h, j, d]),
-        }
+        self.element(TokenPart::Key, index)
     }
 
-    /// Returns element `d` of value `j`; `None` outside the shape, or where a cache has evicted it.
+    /// Returns element `[b, h, j, d]` of the values, as [`Self::key`] does.
     pub fn value(&self, index: [usize; 4]) -> Option<f32> {
-        let [b, h, j, d] = index;
+        self.element(TokenPart::Value, index)
+    }
+
+    /// Returns an element of a key or of a value.
+    fn element(&self, part: TokenPart, index: [usize; 4]) -> Option<f32> {
         match &self.0 {
-            Source::Tensors { v, .. } => v.get([b, h, j, d]),
-            Source::Pages(pages) => pages.value([b, h, j, d]),
-            Source::Cache(cache) => cache.value([b, h, j, d]),
+            Source::Tensors { k, v } => if part == TokenPart::Key { k } else { v }.get(index),
+            Source::Pages(pages) => pages.element(part, index),
+            Source::Cache(cache) => cache.element(part, index),
         }
     }
 
     /// Returns the form of query rows that the keys of a head require.
     #[inline]
     pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
-        if self.int4().is_some() {
-            return QueryForm::Int4;
+        match self.format() {
+            None | Some(CacheFormat::Elements(_)) => QueryForm::F32,
+            Some(CacheFormat::Int8PerToken) => QueryForm::Int8 { channels: None },
+            Some(CacheFormat::Int8PerChannel(scales)) => {
+                let dim = scales.len() / self.kv_heads();
+                QueryForm::Int8 { channels: Some(&scales[head * dim..][..dim]) }
+            }
+            Some(CacheFormat::Int4(_)) => QueryForm::Int4,
         }
-        let channels = match &self.0 {
-            Source::Tensors { .. } => None,
-            Source::Pages(pages) => pages.pool().and_then(|pool| pool.channels(head)),
-            Source::Cache(cache) => cache.channels(head),
-        };
-        channels.map_or(QueryForm::F32, |channels| QueryForm::Int8 { channels })
     }
 
     /// Returns true if the block of keys that starts at `first` is held: a sliding cache evicts blocks.

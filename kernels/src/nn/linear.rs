@@ -55,9 +55,8 @@ impl Packed {
         );
         let padded = outputs.checked_next_multiple_of(LANES).expect("a size that fits the address space");
         let size = padded.checked_mul(inputs).expect("a size that fits the address space");
-        let (mut panels, mut offsets) = (AlignedBuf::new(), AlignedBuf::new());
-        panels.reserve(size);
-        offsets.reserve(padded);
+        let zeros = |floats| AlignedBuf::try_new(floats).expect("memory for the weights");
+        let (mut panels, mut offsets) = (zeros(size), zeros(padded));
         if let Some(bias) = bias {
             offsets.floats_mut()[..outputs].copy_from_slice(&bias[..outputs]);
         }

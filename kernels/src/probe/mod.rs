@@ -157,11 +157,7 @@ impl Bench {
                 && (1..=MAX_DIM).contains(&head_dim),
             "sizes no step takes: {rows} rows, {keys} keys, head_dim {head_dim}"
         );
-        let lines = |floats| {
-            let mut lines = AlignedBuf::new();
-            lines.reserve(floats);
-            lines
-        };
+        let lines = |floats| AlignedBuf::try_new(floats).expect("memory");
         let mut random = |n: usize| (0..n).map(|_| fill()).collect::<Vec<_>>();
         Self {
             rows,

@@ -34,6 +34,12 @@ impl AlignedBuf {
         Self { lines: Vec::new() }
     }
 
+    /// Makes a buffer of `floats` zeros. `None` if there is no memory.
+    pub(crate) fn try_new(floats: usize) -> Option<Self> {
+        let mut buffer = Self::new();
+        buffer.try_reserve(floats).then_some(buffer)
+    }
+
     /// Makes room for `floats`. Allocates, and discards the contents, only if there is less. Returns false if there is
     /// no memory; the buffer is then unchanged.
     #[inline]
@@ -52,15 +58,6 @@ impl AlignedBuf {
     #[inline]
     pub(crate) fn holds(&self, floats: usize) -> bool {
         self.lines.len() > floats.div_ceil(LANES)
-    }
-
-    /// Makes room for `floats`, as [`Self::try_reserve`] does.
-    ///
-    /// # Panics
-    /// If there is no memory.
-    #[inline]
-    pub(crate) fn reserve(&mut self, floats: usize) {
-        assert!(self.try_reserve(floats), "no memory for {floats} floats");
     }
 
     /// Number of bytes held.

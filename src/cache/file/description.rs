@@ -1,9 +1,9 @@
 //! Description of a cache in a file's metadata.
 
-use crate::cache::{CacheFormat, KvCache};
+use crate::cache::KvCache;
 use crate::shape::KvShape;
 use core::num::NonZeroUsize;
-use sdpa_kernels::{Dtype, Int4};
+use sdpa_kernels::{CacheFormat, Dtype, Int4};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format that is written, the only one that is read.
@@ -51,6 +51,35 @@ pub(crate) enum ElementFormat {
     Int4Centred,
 }
 
+impl ElementFormat {
+    /// Returns the name of a format; `None` if files have no such format.
+    fn of(format: CacheFormat<'_>) -> Option<Self> {
+        Some(match format {
+            CacheFormat::Elements(Dtype::F32) => Self::F32,
+            CacheFormat::Elements(Dtype::Bf16) => Self::Bf16,
+            CacheFormat::Elements(Dtype::F16) => Self::F16,
+            CacheFormat::Int8PerToken => Self::Int8PerToken,
+            CacheFormat::Int8PerChannel(_) => Self::Int8PerChannel,
+            CacheFormat::Int4(Int4::Symmetric) => Self::Int4,
+            CacheFormat::Int4(Int4::Centred) => Self::Int4Centred,
+            _ => return None,
+        })
+    }
+
+    /// Returns the format, with these scales if channels have any.
+    pub(super) fn format(self, scales: &[f32]) -> CacheFormat<'_> {
+        match self {
+            Self::F32 => CacheFormat::Elements(Dtype::F32),
+            Self::Bf16 => CacheFormat::Elements(Dtype::Bf16),
+            Self::F16 => CacheFormat::Elements(Dtype::F16),
+            Self::Int8PerToken => CacheFormat::Int8PerToken,
+            Self::Int8PerChannel => CacheFormat::Int8PerChannel(scales),
+            Self::Int4 => CacheFormat::Int4(Int4::Symmetric),
+            Self::Int4Centred => CacheFormat::Int4(Int4::Centred),
+        }
+    }
+}
+
 /// Keys that a sliding cache keeps.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct StoredSliding {
@@ -85,16 +114,7 @@ impl Description {
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
             value_dim: shape.value_dim,
-            elements: match format {
-                CacheFormat::Elements(Dtype::F32) => ElementFormat::F32,
-                CacheFormat::Elements(Dtype::Bf16) => ElementFormat::Bf16,
-                CacheFormat::Elements(Dtype::F16) => ElementFormat::F16,
-                CacheFormat::Int8PerToken => ElementFormat::Int8PerToken,
-                CacheFormat::Int8PerChannel(_) => ElementFormat::Int8PerChannel,
-                CacheFormat::Int4(Int4::Symmetric) => ElementFormat::Int4,
-                CacheFormat::Int4(Int4::Centred) => ElementFormat::Int4Centred,
-                _ => return None,
-            },
+            elements: ElementFormat::of(format)?,
             latent: false,
             window: None,
             sequences: lens.iter().map(|&len| Some(Sequence { len, evicted: None })).collect(),

@@ -3,11 +3,11 @@
 use super::description::{Description, ElementFormat, Sequence, VERSION, Version};
 use super::file_length::expected_length;
 use super::{CHANNEL_SCALES, DESCRIPTION, MOST_KEYS, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long};
-use crate::cache::{KeyScales, KvCache};
+use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::KvShape;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
-use sdpa_kernels::{Dtype as Elements, F16, Int4, TokenPart, is_int8_scale};
+use sdpa_kernels::{F16, TokenPart, is_int8_scale};
 use serde::Deserialize;
 
 pub(crate) fn wrong(why: impl Into<String>) -> Error {
@@ -173,18 +173,11 @@ fn empty(file: &File<'_>, prefix: &str, description: &Description) -> Result<KvC
         None => KvCache::new(sequences, shape)?,
     };
     let cache = if latent { cache.latent()? } else { cache };
-    match elements {
-        ElementFormat::F32 => Ok(cache),
-        ElementFormat::Bf16 => cache.dtype(Elements::Bf16),
-        ElementFormat::F16 => cache.dtype(Elements::F16),
-        ElementFormat::Int8PerToken => cache.with_int8(KeyScales::PerToken),
-        ElementFormat::Int8PerChannel => {
-            let scales = file.channel_scales(prefix, shape)?;
-            cache.with_int8(KeyScales::PerChannel(scales))
-        }
-        ElementFormat::Int4 => cache.int4(Int4::Symmetric),
-        ElementFormat::Int4Centred => cache.int4(Int4::Centred),
-    }
+    let scales = match elements {
+        ElementFormat::Int8PerChannel => file.channel_scales(prefix, shape)?,
+        _ => Vec::new(),
+    };
+    cache.with_format(elements.format(&scales))
 }
 
 /// Refuses lengths and gaps that no sequence of the cache has.

@@ -5,7 +5,7 @@ use crate::kv::value_panels::{ValueLayout, ValueOrder};
 use crate::matmul::int4::{self, Int4, Place};
 use crate::matmul::int8;
 use crate::simd::LANES;
-use crate::simd::aligned::{Plain, elements, elements_mut};
+use crate::simd::aligned::{AlignedBuf, Plain, elements, elements_mut};
 use crate::simd::width::LINE_BYTES;
 use crate::tensor::element::{Dtype, F16};
 use core::ops::Range;
@@ -53,14 +53,6 @@ pub(super) struct Parts {
 }
 
 impl Sizes {
-    /// Returns the type of the elements; `None` for int8 and int4.
-    pub(super) fn dtype(self) -> Option<Dtype> {
-        match self.format {
-            Format::Elements(dtype) => Some(dtype),
-            Format::Int8 { .. } | Format::Int4(_) => None,
-        }
-    }
-
     /// Returns the number of columns of values, or of latent keys, which hold the values, filled up to whole vectors or
     /// blocks.
     pub(super) fn width(self) -> usize {
@@ -139,11 +131,6 @@ impl Sizes {
         }
     }
 
-    /// Returns the kind of int4, if the format is int4: the numbers beside each block of elements.
-    pub(super) fn int4(self) -> Option<Int4> {
-        if let Format::Int4(kind) = self.format { Some(kind) } else { None }
-    }
-
     /// Returns the number of numbers beside the blocks of a panel of int4 keys.
     pub(super) fn panel_numbers(self, kind: Int4) -> usize {
         int4::blocks(self.head_dim) * kind.numbers() * LANES
@@ -194,6 +181,11 @@ impl Sizes {
         }
     }
 
+    /// Makes a block of `rows` keys, all 0. `None` if there is no memory for it.
+    pub(super) fn try_block(self, rows: usize) -> Option<Packed> {
+        Some(Packed { rows, memory: AlignedBuf::try_new(self.with_rows(rows).floats())? })
+    }
+
     /// Copies the keys and values of a block to a block of another size, as many as fit.
     pub(super) fn copy_keys(self, from: &Packed, to: &mut Packed) {
         let [old, new] = [from.rows, to.rows].map(|rows| self.with_rows(rows));
@@ -222,49 +214,12 @@ impl Sizes {
         let (layout, [numbers, bytes]) = (self.value_layout(), self.value_numbers());
         let number = self.rows * bytes;
         let scales = (0..numbers).map(move |i| value_scales.start + i * number..value_scales.start + (i + 1) * number);
-        let element = self.dtype().map_or(int8::QUAD, Dtype::bytes);
+        let element = if let Format::Elements(dtype) = self.format { dtype.bytes() } else { int8::QUAD };
         let values = layout.panels().map(move |panel| {
             let start = values.start + layout.at(0, panel.start) * element;
             start..start + layout.rows * panel.len() * element
         });
         [key_scales, keys].into_iter().chain(scales).chain(values)
-    }
-}
-
-/// State and scratch for appending to an int8 cache.
-#[derive(Debug, Clone)]
-pub(super) struct Int8 {
-    /// Scales of the keys' channels, `[kv_heads][head_dim]`, if keys have none of their own.
-    pub(super) channels: Option<Box<[f32]>>,
-    /// Scratch of a row: widened, in whole vectors; then a key and a value as bytes. Empty until it is reserved.
-    pub(super) row: Vec<f32>,
-    pub(super) bytes: Vec<i8>,
-}
-
-impl Int8 {
-    /// Makes the state for memory of these sizes, without scratch yet.
-    ///
-    /// # Panics
-    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or there are not as many scales as
-    /// channels.
-    pub(super) fn new(sizes: Sizes, channels: Option<Box<[f32]>>) -> Self {
-        assert!(sizes.head_dim <= int8::MAX_HEAD_DIM, "keys are too long for bytes");
-        assert!(
-            channels.as_ref().is_none_or(|scales| Some(scales.len()) == sizes.kv_heads.checked_mul(sizes.head_dim)),
-            "a scale for each channel"
-        );
-        Self { channels, row: Vec::new(), bytes: Vec::new() }
-    }
-
-    /// Returns the scales of the channels of a head's keys, of `head_dim` elements, if those have any.
-    pub(super) fn channels_of(&self, head: usize, head_dim: usize) -> Option<&[f32]> {
-        self.channels.as_deref().map(|scales| &scales[head * head_dim..][..head_dim])
-    }
-
-    /// Makes the scratch as long as rows of these sizes take.
-    pub(super) fn fit(&mut self, sizes: Sizes) {
-        self.row.resize(sizes.head_dim.max(sizes.value_dim).next_multiple_of(LANES), 0.0);
-        self.bytes.resize(sizes.head_dim + sizes.width(), 0);
     }
 }
 

@@ -3,7 +3,6 @@
 use super::blocks::{Packed, is_shared};
 use super::spare::{Counts, SpareBlocks, rows_for, size_for};
 use super::{Cache, NewTokens, Sliding};
-use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 use std::sync::Arc;
@@ -15,23 +14,21 @@ impl Cache {
         let mut held: Vec<_> = blocks.map(|block| (Arc::as_ptr(block), block.rows)).collect();
         held.sort_unstable();
         held.dedup();
-        held.into_iter().map(|(_, rows)| self.sizes.with_rows(rows).floats() * size_of::<f32>()).sum()
+        held.into_iter().map(|(_, rows)| self.store.sizes.with_rows(rows).floats() * size_of::<f32>()).sum()
     }
 
     /// Gives back the memory that no key is in: spare blocks, scratch, and room behind the keys of short sequences.
     pub fn shrink(&mut self) {
         self.spare = SpareBlocks::default();
-        if let Some(int8) = &mut self.int8 {
+        if let Some(int8) = &mut self.store.int8 {
             (int8.row, int8.bytes) = (Vec::new(), Vec::new());
         }
         for (blocks, &len) in self.blocks.iter_mut().zip(&self.lens) {
             let rows = Self::rows_up_to(0, len);
             if let Some(block) = blocks.get_mut(0).filter(|block| block.rows > rows && !is_shared(block)) {
-                let mut memory = AlignedBuf::new();
                 // Without memory for a copy, the block stays as it is.
-                if memory.try_reserve(self.sizes.with_rows(rows).floats()) {
-                    let mut copy = Packed { rows, memory };
-                    self.sizes.copy_keys(block, &mut copy);
+                if let Some(mut copy) = self.store.sizes.try_block(rows) {
+                    self.store.sizes.copy_keys(block, &mut copy);
                     *block = Arc::new(copy);
                 }
             }
@@ -78,19 +75,14 @@ impl Cache {
             let evicted = there.held_in(self.evictable(sequence)).iter();
             evicted.filter(|block| !is_shared(block)).for_each(|block| freed[size_for(block.rows)] += 1);
         }
-        self.spare.try_allocate(self.sizes, needed, freed)
+        self.spare.try_allocate(self.store.sizes, needed, freed)
     }
 
     /// Returns a block to write to, which exists, has room for `rows` keys and is not shared.
     pub(super) fn block_mut(&mut self, sequence: usize, block: usize, rows: usize) -> &mut Packed {
-        let (sizes, spare, blocks) = (self.sizes, &mut self.spare, &mut self.blocks[sequence]);
-        let mut fresh = || {
-            spare.pop(rows).unwrap_or_else(|| {
-                let mut memory = AlignedBuf::new();
-                memory.reserve(sizes.with_rows(rows).floats());
-                Arc::new(Packed { rows, memory })
-            })
-        };
+        let (sizes, spare, blocks) = (self.store.sizes, &mut self.spare, &mut self.blocks[sequence]);
+        let mut fresh =
+            || spare.pop(rows).unwrap_or_else(|| Arc::new(sizes.try_block(rows).expect("memory for a block")));
         if block == blocks.len() {
             blocks.push(fresh());
         }

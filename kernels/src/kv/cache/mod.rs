@@ -14,30 +14,29 @@ mod pool;
 mod pool_tokens;
 mod read;
 mod spare;
+mod store;
 mod tokens;
 mod write;
 
 use crate::kv::value_panels::ValueOrder;
-use crate::matmul::int4::Int4;
-use crate::matmul::int8::MAX_HEAD_DIM;
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::Dtype;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 use blocks::Blocks;
 use core::ops::Range;
-use layout::{Format, Int8, KeyOrder, Sizes};
-pub use pool::{PackedPool, PoolElements};
+use layout::{KeyOrder, Sizes};
+pub use pool::PackedPool;
 pub use spare::SpareBlocks;
+pub use store::CacheFormat;
+use store::Store;
 pub use tokens::{NewTokens, TokenPart};
 use write::NewRows;
 
 /// Keys and values of several sequences, packed.
 #[derive(Debug)]
 pub struct Cache {
-    sizes: Sizes,
-    /// Scratch and channel scales, if the cache is int8.
-    int8: Option<Int8>,
+    store: Store,
     /// Keys that the cache keeps, if it evicts others.
     sliding: Option<Sliding>,
     /// Blocks of each sequence.
@@ -50,9 +49,9 @@ pub struct Cache {
 impl Clone for Cache {
     /// Shares the memory, as [`Cache::fork`] does.
     fn clone(&self) -> Self {
-        let Self { sizes, int8, sliding, blocks, lens, spare: _ } = self;
-        let (blocks, lens) = (blocks.clone(), lens.clone());
-        Self { sizes: *sizes, int8: int8.clone(), sliding: *sliding, blocks, lens, spare: SpareBlocks::default() }
+        let Self { store, sliding, blocks, lens, spare: _ } = self;
+        let (store, blocks, lens) = (store.clone(), blocks.clone(), lens.clone());
+        Self { store, sliding: *sliding, blocks, lens, spare: SpareBlocks::default() }
     }
 }
 
@@ -78,25 +77,28 @@ impl Cache {
     ) -> Option<Self> {
         let last = sliding.is_none_or(|sliding| sliding.last > 0);
         assert!(last && head_dim.max(value_dim) <= MAX_DIM, "a window without keys, or a dimension beyond MAX_DIM");
-        let (format, value_order) = (Format::Elements(dtype), ValueOrder::Panels);
-        let key_order = KeyOrder::Packed;
-        let sizes = Sizes { format, rows: KEY_BLOCK, key_order, value_order, kv_heads, head_dim, value_dim };
-        sizes.bytes().filter(|&bytes| bytes <= isize::MAX as usize)?;
+        let store = Store::new(KEY_BLOCK, kv_heads, [head_dim, value_dim], CacheFormat::Elements(dtype));
+        store.sizes.bytes().filter(|&bytes| bytes <= isize::MAX as usize)?;
         let (mut blocks, mut lens) = (Vec::new(), Vec::new());
         blocks.try_reserve_exact(sequences).ok()?;
         lens.try_reserve_exact(sequences).ok()?;
         blocks.resize(sequences, Blocks::default());
         lens.resize(sequences, 0);
-        Some(Self { sizes, int8: None, sliding, blocks, lens, spare: SpareBlocks::default() })
+        Some(Self { store, sliding, blocks, lens, spare: SpareBlocks::default() })
     }
 
     /// Number of bytes of an empty sequence.
     pub const SEQUENCE_BYTES: usize = size_of::<Blocks>() + size_of::<usize>();
 
-    /// Empties the cache and sets another element type.
+    /// Empties the cache and sets another format. The scratch for appending bytes is not allocated yet.
+    ///
+    /// # Panics
+    /// For int8 and int4, if keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM). If there are not as many
+    /// scales as channels, or the cache is latent and channels have scales.
     #[must_use]
-    pub fn with_dtype(self, dtype: Dtype) -> Self {
-        Self { sizes: Sizes { format: Format::Elements(dtype), ..self.sizes }, int8: None, ..self.emptied() }
+    pub fn with_format(self, format: CacheFormat<'_>) -> Self {
+        let emptied = self.emptied();
+        Self { store: emptied.store.with_format(format), ..emptied }
     }
 
     /// Empties the cache and stores its keys as values, whose first columns are the values.
@@ -105,17 +107,17 @@ impl Cache {
     /// If values are longer than keys, or the channels of keys have scales.
     #[must_use]
     pub fn with_latent(self) -> Self {
-        assert!(
-            self.sizes.value_dim <= self.sizes.head_dim && self.channel_scales().is_none(),
-            "values are columns of the keys"
-        );
-        let sizes = Sizes { key_order: KeyOrder::Latent, value_order: ValueOrder::Rows, ..self.sizes };
-        Self { sizes, ..self.emptied() }
+        let mut emptied = self.emptied();
+        assert!(emptied.store.channel_scales().is_none(), "a latent key has one scale");
+        let sizes = &mut emptied.store.sizes;
+        assert!(sizes.value_dim <= sizes.head_dim, "values are columns of the keys");
+        (sizes.key_order, sizes.value_order) = (KeyOrder::Latent, ValueOrder::Rows);
+        emptied
     }
 
     /// Returns true if values are the first columns of the keys.
     pub fn is_latent(&self) -> bool {
-        self.sizes.key_order == KeyOrder::Latent
+        self.store.sizes.key_order == KeyOrder::Latent
     }
 
     /// Empties the cache and sets room for rollbacks of `tokens` tokens. `None` if the cache keeps all keys.
@@ -133,50 +135,14 @@ impl Cache {
         self
     }
 
-    /// Empties the cache and makes it int8: every value has a scale, and so has every key, unless `channels` are scales
-    /// `[kv_heads][head_dim]`. The scratch for appending is not allocated yet.
-    ///
-    /// # Panics
-    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), there are not as many scales as
-    /// channels, or the cache is latent and has such.
-    #[must_use]
-    pub fn with_int8(self, channels: Option<Box<[f32]>>) -> Self {
-        let format = Format::Int8 { key_scales: channels.is_none() };
-        assert!(!self.is_latent() || channels.is_none(), "a latent key has one scale");
-        let int8 = Int8::new(self.sizes, channels);
-        Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..self.emptied() }
-    }
-
-    /// Empties the cache and makes it int4.
-    ///
-    /// # Panics
-    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM).
-    #[must_use]
-    pub fn with_int4(self, kind: Int4) -> Self {
-        assert!(self.sizes.head_dim <= MAX_HEAD_DIM, "keys that four bits do not take");
-        Self { sizes: Sizes { format: Format::Int4(kind), ..self.sizes }, int8: None, ..self.emptied() }
-    }
-
-    /// Returns the kind of int4, if the cache is int4: the numbers beside each block of elements.
-    pub fn int4(&self) -> Option<Int4> {
-        self.sizes.int4()
-    }
-
     /// Allocates the scratch that appending needs, unless it is there already.
     pub fn reserve_scratch(&mut self) {
-        if let Some(int8) = &mut self.int8 {
-            int8.fit(self.sizes);
-        }
+        self.store.reserve_scratch();
     }
 
-    /// Returns the type of its elements; `None` for int8 and int4.
-    pub fn dtype(&self) -> Option<Dtype> {
-        self.sizes.dtype()
-    }
-
-    /// Returns the scales of the keys' channels, `[kv_heads][head_dim]`, if it is int8 and they have any.
-    pub fn channel_scales(&self) -> Option<&[f32]> {
-        self.int8.as_ref()?.channels.as_deref()
+    /// Returns the format of its elements.
+    pub fn format(&self) -> CacheFormat<'_> {
+        self.store.format()
     }
 
     /// Returns the keys that the cache keeps, if it evicts others.
@@ -184,25 +150,15 @@ impl Cache {
         self.sliding
     }
 
-    /// Returns true if the cache is int8.
-    pub fn is_int8(&self) -> bool {
-        self.int8.is_some()
-    }
-
-    /// Returns the scales of the channels of a head's keys, if those have any; `None` if the cache is not int8.
-    pub(crate) fn channels(&self, head: usize) -> Option<Option<&[f32]>> {
-        Some(self.int8.as_ref()?.channels_of(head, self.sizes.head_dim))
-    }
-
     /// Returns the shapes of keys and values in a call.
     pub fn shapes(&self) -> [[usize; 4]; 2] {
-        let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
+        let Sizes { kv_heads, head_dim, value_dim, .. } = self.store.sizes;
         let longest = self.lens.iter().copied().max().unwrap_or(0);
         [head_dim, value_dim].map(|dim| [self.lens.len(), kv_heads, longest, dim])
     }
 
     pub(crate) fn kv_heads(&self) -> usize {
-        self.sizes.kv_heads
+        self.store.sizes.kv_heads
     }
 
     /// Returns the number of keys of each sequence, evicted ones included.
@@ -256,10 +212,10 @@ impl Cache {
 
     /// Appends some tokens to a sequence.
     fn append_to(&mut self, isa: Isa, tokens: NewTokens, kv: [Tensor<'_>; 2]) {
-        let (sizes, NewTokens { sequence, b, rows }) = (self.sizes, tokens);
+        let (sizes, NewTokens { sequence, b, rows }) = (self.store.sizes, tokens);
         assert!(sizes.head_dim > 0 && sizes.value_dim > 0, "keys and values need a length");
         self.reserve_scratch();
-        let mut int8 = self.int8.take();
+        let mut int8 = self.store.int8.take();
         let (mut done, end) = (rows.start, self.lens[sequence] + rows.len());
         while done < rows.end {
             let (number, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
@@ -270,7 +226,7 @@ impl Cache {
             self.lens[sequence] += here;
             done += here;
         }
-        self.int8 = int8;
+        self.store.int8 = int8;
     }
 
     /// Drops the keys of a sequence from `len` on. Keeps their memory for later tokens.

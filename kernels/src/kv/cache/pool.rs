@@ -2,21 +2,20 @@
 //!
 //! The caller's block tables say which page belongs to which sequence (`block_table.rs`).
 
-use super::layout::{Format, Int8, KeyOrder, Parts, Sizes, part};
-use super::tokens::NewTokens;
+use super::layout::{Format, Parts, part};
+use super::store::{CacheFormat, Store};
+use super::tokens::{NewTokens, TokenPart};
 use super::write::NewRows;
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::{ValueOrder, ValuePanels};
-use crate::matmul::int4::Int4;
-use crate::matmul::int8::{MAX_HEAD_DIM, QUAD};
+use crate::matmul::int8::QUAD;
 use crate::simd::LANES;
 use crate::simd::aligned::{AlignedBuf, Plain};
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
-use crate::tensor::element::{Dtype, F16};
+use crate::tensor::element::F16;
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
-use core::fmt;
 use core::ops::Range;
 
 /// Maximum number of table entries that keys or values take; entries of the numbers of int4 blocks follow them.
@@ -24,35 +23,13 @@ const ENTRIES: usize = KEY_BLOCK / QUAD;
 const _: () = assert!(2 * (KEY_BLOCK / LANES) <= ENTRIES && ENTRIES + KEY_BLOCK / LANES <= KEY_BLOCK);
 
 /// Keys and values in pages.
+#[derive(Debug)]
 pub struct PackedPool {
-    pub(super) sizes: Sizes,
+    pub(super) store: Store,
     pub(super) pages: usize,
     pub(super) memory: AlignedBuf,
-    /// Scratch and channel scales, if the pool is int8.
-    int8: Option<Int8>,
     /// Scratch: the pages that an append writes, and their sequences.
     pub(super) written: Vec<(u32, usize)>,
-}
-
-/// Elements of a pool.
-#[derive(Debug, Clone)]
-pub enum PoolElements {
-    /// Floating-point elements of this type.
-    Floats(Dtype),
-    /// Int8: every value has a scale, and so has every key, unless the channels have scales, `[kv_heads][head_dim]`.
-    Int8 {
-        /// Scales of the channels.
-        channels: Option<Box<[f32]>>,
-    },
-    /// Int4, with these numbers for each block of elements.
-    Int4(Int4),
-}
-
-impl fmt::Debug for PackedPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sizes, pages, .. } = self;
-        f.debug_struct("PackedPool").field("pages", pages).field("sizes", sizes).finish_non_exhaustive()
-    }
 }
 
 impl PackedPool {
@@ -66,31 +43,19 @@ impl PackedPool {
         [pages, page_size]: [usize; 2],
         kv_heads: usize,
         [head_dim, value_dim]: [usize; 2],
-        elements: PoolElements,
+        format: CacheFormat<'_>,
     ) -> Option<Self> {
         assert!(page_size > 0 && page_size.is_multiple_of(LANES), "pages of {page_size} keys");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
-        let fits = head_dim <= MAX_HEAD_DIM || !matches!(elements, PoolElements::Int4(_));
-        assert!(fits, "keys that four bits do not take");
-        let (format, channels) = match elements {
-            PoolElements::Floats(dtype) => (Format::Elements(dtype), None),
-            PoolElements::Int8 { channels } => (Format::Int8 { key_scales: channels.is_none() }, Some(channels)),
-            PoolElements::Int4(kind) => (Format::Int4(kind), None),
-        };
-        let (key_order, value_order) = (KeyOrder::Packed, ValueOrder::Panels);
-        let sizes = Sizes { format, rows: page_size, key_order, value_order, kv_heads, head_dim, value_dim };
+        let mut store = Store::new(page_size, kv_heads, [head_dim, value_dim], format);
         // A table has one address for the rows of all panels of a page, which therefore must be equally wide.
-        let cols = sizes.value_layout().panel(0).len();
-        let equal = sizes.value_layout().panels().all(|panel| panel.len() == cols);
-        let sizes = Sizes { value_order: if equal { value_order } else { ValueOrder::Rows }, ..sizes };
-        let int8 = channels.map(|channels| {
-            let mut int8 = Int8::new(sizes, channels);
-            int8.fit(sizes);
-            int8
-        });
-        let mut memory = AlignedBuf::new();
-        let floats = (sizes.bytes()? / size_of::<f32>()).checked_mul(pages)?;
-        memory.try_reserve(floats).then_some(Self { sizes, pages, memory, int8, written: Vec::new() })
+        let layout = store.sizes.value_layout();
+        if layout.panels().any(|panel| panel.len() != layout.panel(0).len()) {
+            store.sizes.value_order = ValueOrder::Rows;
+        }
+        store.reserve_scratch();
+        let floats = (store.sizes.bytes()? / size_of::<f32>()).checked_mul(pages)?;
+        Some(Self { store, pages, memory: AlignedBuf::try_new(floats)?, written: Vec::new() })
     }
 
     /// Number of pages.
@@ -100,37 +65,22 @@ impl PackedPool {
 
     /// Number of keys of a page.
     pub fn page_size(&self) -> usize {
-        self.sizes.rows
+        self.store.sizes.rows
     }
 
     /// Number of key/value heads.
     pub fn kv_heads(&self) -> usize {
-        self.sizes.kv_heads
+        self.store.sizes.kv_heads
     }
 
     /// Numbers of elements of a key and of a value.
     pub fn dims(&self) -> [usize; 2] {
-        [self.sizes.head_dim, self.sizes.value_dim]
+        [self.store.sizes.head_dim, self.store.sizes.value_dim]
     }
 
-    /// Returns the kind of int4, if the pool is int4: the numbers beside each block of elements.
-    pub fn int4(&self) -> Option<Int4> {
-        self.sizes.int4()
-    }
-
-    /// Returns the type of its elements; `None` for int8 and int4.
-    pub fn dtype(&self) -> Option<Dtype> {
-        self.sizes.dtype()
-    }
-
-    /// Returns the scales of the keys' channels, `[kv_heads][head_dim]`, if it is int8 and they have any.
-    pub fn channel_scales(&self) -> Option<&[f32]> {
-        self.int8.as_ref()?.channels.as_deref()
-    }
-
-    /// Returns the scales of the channels of a head's keys, if those have any; `None` if the pool is not int8.
-    pub(crate) fn channels(&self, head: usize) -> Option<Option<&[f32]>> {
-        Some(self.int8.as_ref()?.channels_of(head, self.sizes.head_dim))
+    /// Returns the format of its elements.
+    pub fn format(&self) -> CacheFormat<'_> {
+        self.store.format()
     }
 
     /// Number of bytes held.
@@ -155,12 +105,12 @@ impl PackedPool {
         table: BlockTable<'_>,
         kv: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
-        contents: impl FnOnce() -> Result<(), E>,
+        contents: impl FnOnce(&Self) -> Result<(), E>,
     ) -> Result<(), E> {
-        let width = table.checked(self.pages, self.sizes.rows)?;
+        let width = table.checked(self.pages, self.store.sizes.rows)?;
         self.check_new(table, width, tokens.clone())?;
-        contents()?;
-        let (sizes, size) = (self.sizes, self.sizes.rows);
+        contents(self)?;
+        let (sizes, size) = (self.store.sizes, self.store.sizes.rows);
         for NewTokens { sequence, b, rows } in tokens {
             let mut at = table.lens[sequence].checked_sub(rows.len()).expect("checked above");
             let mut next = rows.start;
@@ -169,7 +119,7 @@ impl PackedPool {
                 let here = (rows.end - next).min(size - row);
                 let new = NewRows { sizes, row, kv, b, rows: next..next + here };
                 let at_page = self.place(page as usize);
-                new.write(isa, &mut self.memory.floats_mut()[at_page], self.int8.as_mut());
+                new.write(isa, &mut self.memory.floats_mut()[at_page], self.store.int8.as_mut());
                 (next, at) = (next + here, at + here);
             }
         }
@@ -187,7 +137,7 @@ impl PackedPool {
         for NewTokens { sequence, rows, .. } in tokens.filter(|tokens| !tokens.rows.is_empty()) {
             let (len, new) = (table.lens[sequence], rows.len());
             let Some(first) = len.checked_sub(new) else { return Err(PageError::New { sequence, len, new }) };
-            let pages = first / self.sizes.rows..len.div_ceil(self.sizes.rows);
+            let pages = first / self.store.sizes.rows..len.div_ceil(self.store.sizes.rows);
             let entries = &table.entries[sequence * width..][pages];
             self.written.extend(entries.iter().map(|&page| (page, sequence)));
         }
@@ -213,7 +163,7 @@ impl PackedPool {
     /// If the pool has no such page.
     pub(super) fn place(&self, page: usize) -> Range<usize> {
         assert!(page < self.pages, "page {page} of {}", self.pages);
-        let floats = self.sizes.floats();
+        let floats = self.store.sizes.floats();
         page * floats..(page + 1) * floats
     }
 
@@ -228,8 +178,8 @@ impl PackedPool {
         stretches: impl Iterator<Item = Stretch> + Clone,
         table: &mut Table,
     ) -> Keys {
-        let at = self.sizes.parts(head);
-        match self.sizes.format {
+        let at = self.store.sizes.parts(head);
+        match self.store.sizes.format {
             Format::Elements(dtype) => Keys::Packed(by_dtype!(dtype, |T| self.panels::<T>(&at, stretches, table))),
             Format::Int8 { key_scales } => {
                 let panels = self.panels(&at, stretches.clone(), table);
@@ -238,7 +188,7 @@ impl PackedPool {
             }
             Format::Int4(kind) => {
                 let panels = self.panels(&at, stretches.clone(), table);
-                let numbers = self.numbers(&at.key_scales, self.sizes.panel_numbers(kind), stretches, table);
+                let numbers = self.numbers(&at.key_scales, self.store.sizes.panel_numbers(kind), stretches, table);
                 Keys::Int4 { panels, kind, numbers }
             }
         }
@@ -251,8 +201,8 @@ impl PackedPool {
         stretches: impl Iterator<Item = Stretch> + Clone,
         table: &mut Table,
     ) -> BlockValues {
-        let at = self.sizes.parts(head);
-        match self.sizes.format {
+        let at = self.store.sizes.parts(head);
+        match self.store.sizes.format {
             Format::Elements(dtype) => {
                 BlockValues::ValuePanels(by_dtype!(dtype, |T| self.value_panels::<T>(&at.values, stretches, table)))
             }
@@ -263,7 +213,7 @@ impl PackedPool {
             Format::Int4(kind) => {
                 let values = self.value_panels(&at.values, stretches.clone(), table);
                 let first = self.numbers(&at.value_scales, LANES, stretches, table);
-                BlockValues::Int4 { values, numbers: Int4Numbers { kind, first, step: self.sizes.rows } }
+                BlockValues::Int4 { values, numbers: Int4Numbers { kind, first, step: self.store.sizes.rows } }
             }
         }
     }
@@ -276,14 +226,14 @@ impl PackedPool {
         stretches: impl Iterator<Item = Stretch> + Clone,
         table: &mut Table,
     ) -> Rows<T> {
-        let (panel, mut filled) = (self.sizes.panel(), 0);
+        let (panel, mut filled) = (self.store.sizes.panel(), 0);
         for Stretch { page, row, len } in stretches.clone() {
             let panels = len.div_ceil(LANES);
             let first = &part::<T>(self.page(page), at.keys.clone())[row / LANES * panel..][..panels * panel];
             table.fill(filled, panels, first.as_ptr(), panel as isize);
             filled += panels;
         }
-        let cols = self.sizes.value_layout().panel(0).len();
+        let cols = self.store.sizes.value_layout().panel(0).len();
         for Stretch { page, row, len } in stretches {
             let panels = len.div_ceil(LANES);
             let first = part::<T>(self.page(page), at.values.clone()).as_ptr().wrapping_add(row * cols);
@@ -300,7 +250,7 @@ impl PackedPool {
         stretches: impl Iterator<Item = Stretch>,
         table: &mut Table,
     ) -> ValuePanels<T> {
-        let (layout, together, mut filled) = (self.sizes.value_layout(), self.sizes.keys_together(), 0);
+        let (layout, together, mut filled) = (self.store.sizes.value_layout(), self.store.sizes.keys_together(), 0);
         let cols = layout.panel(0).len();
         for Stretch { page, row, len } in stretches {
             // A stretch starts with a panel.
@@ -347,15 +297,8 @@ impl PackedPool {
         }))
     }
 
-    /// Returns element `[page, head, row, d]` of the keys, widened; `None` beyond the last head or element. The page has the row.
-    pub(crate) fn key(&self, [page, head, row, d]: [usize; 4]) -> Option<f32> {
-        let inside = head < self.sizes.kv_heads && d < self.sizes.head_dim;
-        inside.then(|| self.sizes.key_element(self.page(page), [head, row, d], self.channel_scales()))
-    }
-
-    /// Returns element `[page, head, row, d]` of the values, as [`Self::key`] does.
-    pub(crate) fn value(&self, [page, head, row, d]: [usize; 4]) -> Option<f32> {
-        let inside = head < self.sizes.kv_heads && d < self.sizes.value_dim;
-        inside.then(|| self.sizes.value_element(self.page(page), [head, row, d]))
+    /// Returns element `[page, head, row, d]` of the keys or of the values. The page has the row.
+    pub(crate) fn element(&self, part: TokenPart, [page, head, row, d]: [usize; 4]) -> Option<f32> {
+        self.store.element(part, self.page(page), self.page_size(), [head, row, d])
     }
 }

@@ -21,7 +21,7 @@ impl PackedPool {
         from: usize,
         accepted: &[usize],
     ) -> Result<(), PageError> {
-        let (width, size) = (table.checked(self.pages, self.sizes.rows)?, self.sizes.rows);
+        let (width, size) = (table.checked(self.pages, self.store.sizes.rows)?, self.store.sizes.rows);
         let moved = moved(from, accepted);
         let row = |sequence: usize, keys: Range<usize>| {
             &table.entries[sequence * width..][keys.start / size..keys.end.div_ceil(size)]
@@ -33,7 +33,7 @@ impl PackedPool {
                 return Err(PageError::Shared { page, sequences: [sequence.min(other), sequence.max(other)] });
             }
         }
-        let (sizes, bytes) = (self.sizes, self.sizes.floats() * size_of::<f32>());
+        let (sizes, bytes) = (self.store.sizes, self.store.sizes.floats() * size_of::<f32>());
         let memory = self.memory.elements_mut::<u8>();
         for (to, &token) in moved.clone().zip(&accepted[moved.start - from..]) {
             let at = [to, from + token];
@@ -51,7 +51,7 @@ impl PackedPool {
     ///
     /// [`Cache::token_elements`]: super::Cache::token_elements
     pub fn token_elements(&self, part: TokenPart) -> [usize; 2] {
-        self.sizes.elements(part)
+        self.store.sizes.elements(part)
     }
 
     /// Copies the elements of a part of token `[page, head, row]`.
@@ -59,7 +59,7 @@ impl PackedPool {
     /// # Panics
     /// If the pool has no such token.
     pub fn read_token(&self, part: TokenPart, [page, head, row]: [usize; 3], to: &mut [u8]) {
-        self.sizes.read_token(part, [head, row], elements(self.page(page)), to);
+        self.store.sizes.read_token(part, [head, row], elements(self.page(page)), to);
     }
 
     /// Writes the elements of a part of token `[page, head, row]`, as [`Cache::write_token`] does.
@@ -70,7 +70,7 @@ impl PackedPool {
     /// [`Cache::write_token`]: super::Cache::write_token
     pub fn write_token(&mut self, part: TokenPart, [page, head, row]: [usize; 3], from: &[u8]) {
         let at = self.place(page);
-        self.sizes.write_token(part, [head, row], from, elements_mut(&mut self.memory.floats_mut()[at]));
+        self.store.sizes.write_token(part, [head, row], from, elements_mut(&mut self.memory.floats_mut()[at]));
     }
 
     /// Gives back the memory of all pages but the first `pages`. Returns false, and changes nothing, if there is no memory for
@@ -81,10 +81,8 @@ impl PackedPool {
     #[must_use]
     pub fn shrink(&mut self, pages: usize) -> bool {
         assert!(pages <= self.pages, "{pages} pages of {}", self.pages);
-        let (mut memory, floats) = (AlignedBuf::new(), pages * self.sizes.floats());
-        if !memory.try_reserve(floats) {
-            return false;
-        }
+        let floats = pages * self.store.sizes.floats();
+        let Some(mut memory) = AlignedBuf::try_new(floats) else { return false };
         memory.floats_mut()[..floats].copy_from_slice(&self.memory.floats()[..floats]);
         (self.memory, self.pages, self.written) = (memory, pages, Vec::new());
         true

@@ -2,6 +2,8 @@
 
 use super::blocks::Packed;
 use super::layout::{Format, KeyOrder, Sizes, part};
+use super::store::Store;
+use super::tokens::TokenPart;
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::ValuePanels;
@@ -32,7 +34,7 @@ impl Cache {
     /// Returns a head's packed keys of a block that is held.
     pub(crate) fn keys(&self, sequence: usize, head: usize, block: usize) -> Keys {
         let block = self.held(sequence, block);
-        let sizes = self.sizes.with_rows(block.rows);
+        let sizes = self.store.sizes.with_rows(block.rows);
         let (block, at, panel) = (block.memory.floats(), sizes.parts(head), sizes.panel() as isize);
         match sizes.format {
             Format::Elements(dtype) if self.is_latent() => {
@@ -58,7 +60,7 @@ impl Cache {
     /// Returns a head's values of a block that is held: a row for each key that the block has room for.
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
         let block = self.held(sequence, block);
-        let sizes = self.sizes.with_rows(block.rows);
+        let sizes = self.store.sizes.with_rows(block.rows);
         let (block, at, mut layout) = (block.memory.floats(), sizes.parts(head), sizes.value_layout());
         match sizes.format {
             Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
@@ -87,25 +89,30 @@ impl Cache {
         self.block(sequence, block).expect("the block is held")
     }
 
-    pub(crate) fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        let inside = h < self.sizes.kv_heads && d < self.sizes.head_dim && j < *self.lens.get(b)?;
-        let block = self.block(b, j / KEY_BLOCK).filter(|_| inside)?;
-        let sizes = self.sizes.with_rows(block.rows);
-        Some(sizes.key_element(block.memory.floats(), [h, j % KEY_BLOCK, d], self.channel_scales()))
+    /// Returns element `[b, h, j, d]` of the keys or of the values; `None` where the cache has none.
+    pub(crate) fn element(&self, part: TokenPart, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+        let block = self.block(b, j / KEY_BLOCK).filter(|_| j < self.lens[b])?;
+        self.store.element(part, block.memory.floats(), block.rows, [h, j % KEY_BLOCK, d])
     }
+}
 
-    pub(crate) fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        let inside = h < self.sizes.kv_heads && d < self.sizes.value_dim && j < *self.lens.get(b)?;
-        let block = self.block(b, j / KEY_BLOCK).filter(|_| inside)?;
-        let sizes = self.sizes.with_rows(block.rows);
-        Some(sizes.value_element(block.memory.floats(), [h, j % KEY_BLOCK, d]))
+impl Store {
+    /// Returns element `[head, row, d]` of the keys or of the values of a block of `rows` keys, widened; `None` beyond the last
+    /// head or element.
+    pub(super) fn element(&self, part: TokenPart, block: &[f32], rows: usize, at: [usize; 3]) -> Option<f32> {
+        let sizes = self.sizes.with_rows(rows);
+        let dim = if part == TokenPart::Key { sizes.head_dim } else { sizes.value_dim };
+        (at[0] < sizes.kv_heads && at[2] < dim).then(|| match part {
+            TokenPart::Key => sizes.key_element(block, at, self.channel_scales()),
+            _ => sizes.value_element(block, at),
+        })
     }
 }
 
 impl Sizes {
     /// Returns element `d` of key `row` of a head, widened; `channels` are the scales of the keys' channels, if there
     /// are any.
-    pub(super) fn key_element(self, block: &[f32], [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
+    fn key_element(self, block: &[f32], [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
         let at = self.parts(h);
         match self.format {
             _ if self.key_order == KeyOrder::Latent => self.value_element(block, [h, row, d]),
@@ -124,7 +131,7 @@ impl Sizes {
     }
 
     /// Returns element `d` of value `row` of a head, widened.
-    pub(super) fn value_element(self, block: &[f32], [h, row, d]: [usize; 3]) -> f32 {
+    fn value_element(self, block: &[f32], [h, row, d]: [usize; 3]) -> f32 {
         let at = self.parts(h);
         match self.format {
             Format::Elements(dtype) => element(block, dtype, at.values, self.value(row, d)),

@@ -1,8 +1,8 @@
 //! Blocks that no sequence uses, by size.
 
-use super::blocks::{Block, Packed, is_shared};
+use super::blocks::{Block, is_shared};
 use super::layout::Sizes;
-use crate::simd::aligned::{AlignedBuf, has_memory};
+use crate::simd::aligned::has_memory;
 use crate::tensor::rows::KEY_BLOCK;
 use std::sync::Arc;
 
@@ -69,9 +69,9 @@ impl SpareBlocks {
         let mut there = freed;
         there.iter_mut().zip(&self.0).for_each(|(there, blocks)| *there += blocks.len());
         let (missing, mut new) = (missing(needed, there), Self::default());
-        let floats = ROWS.map(|rows| sizes.with_rows(rows).floats());
         // Requested at once first: block by block, the system would grant more than it has.
-        let each = missing.iter().zip(floats).map(|(&blocks, floats)| blocks.saturating_mul(floats));
+        let each =
+            missing.iter().zip(ROWS).map(|(&blocks, rows)| blocks.saturating_mul(sizes.with_rows(rows).floats()));
         let all = each.fold(0, usize::saturating_add);
         if all > MUCH && !has_memory(all) {
             return None;
@@ -83,11 +83,7 @@ impl SpareBlocks {
             }
             new.0[size].try_reserve_exact(blocks).ok()?;
             for _ in 0..blocks {
-                let mut memory = AlignedBuf::new();
-                if !memory.try_reserve(floats[size]) {
-                    return None;
-                }
-                new.0[size].push(Arc::new(Packed { rows: ROWS[size], memory }));
+                new.0[size].push(Arc::new(sizes.try_block(ROWS[size])?));
             }
         }
         Some(new)

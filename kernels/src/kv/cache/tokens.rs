@@ -172,13 +172,13 @@ impl Cache {
     /// Returns the number of elements of a part of a token in one head, 0 if the cache's format lacks it; and the bytes
     /// of each.
     pub fn token_elements(&self, part: TokenPart) -> [usize; 2] {
-        self.sizes.elements(part)
+        self.store.sizes.elements(part)
     }
 
     /// Copies the elements of a part of token `[sequence, head, token]`, which is held.
     pub fn read_token(&self, part: TokenPart, [sequence, head, token]: [usize; 3], to: &mut [u8]) {
         let block = self.blocks[sequence].get(token / KEY_BLOCK).expect("the token is held");
-        let sizes = self.sizes.with_rows(block.rows);
+        let sizes = self.store.sizes.with_rows(block.rows);
         sizes.read_token(part, [head, token % KEY_BLOCK], block.memory.elements(), to);
     }
 
@@ -188,7 +188,7 @@ impl Cache {
     /// finite.
     pub fn write_token(&mut self, part: TokenPart, [sequence, head, token]: [usize; 3], from: &[u8]) {
         let block = self.blocks[sequence].get_mut(token / KEY_BLOCK).expect("the token is held");
-        let sizes = self.sizes.with_rows(block.rows);
+        let sizes = self.store.sizes.with_rows(block.rows);
         sizes.write_token(part, [head, token % KEY_BLOCK], from, bytes_mut(block));
     }
 
@@ -217,7 +217,7 @@ impl Cache {
         let rows = rows.map(|block| Self::rows_up_to(block, len));
         let mut needed = Counts::default();
         rows.clone().for_each(|rows| needed[size_for(rows)] += 1);
-        let Some(new) = self.spare.try_allocate(self.sizes, needed, Counts::default()) else { return false };
+        let Some(new) = self.spare.try_allocate(self.store.sizes, needed, Counts::default()) else { return false };
         self.spare.append(new);
         let blocks = rows.map(|rows| self.spare.pop(rows).expect("allocated above")).collect();
         self.blocks[sequence] = Blocks::with_gap(blocks, gap);
@@ -235,7 +235,7 @@ impl Cache {
                 copies[size_for(block.rows)] += usize::from(is_shared(block));
             }
         }
-        let new = self.spare.try_allocate(self.sizes, copies, Counts::default());
+        let new = self.spare.try_allocate(self.store.sizes, copies, Counts::default());
         new.map(|new| self.spare.append(new)).is_some()
     }
 
@@ -271,13 +271,13 @@ impl Cache {
         let (rows, blocks) = (at.map(|at| at % KEY_BLOCK), &mut self.blocks[sequence]);
         if to / KEY_BLOCK == from / KEY_BLOCK {
             let block = blocks.get_mut(to / KEY_BLOCK).expect("the block is held");
-            let (sizes, block) = (self.sizes.with_rows(block.rows), bytes_mut(block));
+            let (sizes, block) = (self.store.sizes.with_rows(block.rows), bytes_mut(block));
             sizes.for_each_run(rows, |to, from| block.copy_within(from, to.start));
         } else {
             let [to, from] = blocks.get_two(at.map(|at| at / KEY_BLOCK)).expect("both blocks are held");
             assert!(to.rows == from.rows, "a block behind the first one, beside one that is smaller");
             let (to, from) = (bytes_mut(to), from.memory.elements());
-            self.sizes.for_each_run(rows, |place, source| to[place].copy_from_slice(&from[source]));
+            self.store.sizes.for_each_run(rows, |place, source| to[place].copy_from_slice(&from[source]));
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Rows are widened to floats by the instruction set's vectors, and placed by loops that are compiled once for all of them.
 
-use super::layout::{Format, Int8, KeyOrder, Parts, Sizes, part_mut};
+use super::layout::{Format, KeyOrder, Parts, Sizes, part_mut};
+use super::store::Int8;
 use crate::matmul::int4::{self, Int4, Place};
 use crate::matmul::int8;
 use crate::matmul::pack::{self, NonFinite};
