@@ -4,7 +4,9 @@ use crate::attention::Attention;
 use crate::error::{Error, same, zeros};
 use crate::inputs::Inputs;
 use crate::state::AttnState;
-use sdpa_kernels::{Alignment, Causality, Isa, Seen, View, ViewMut, Visible, merge_results, merge_states, one_a_row};
+use sdpa_kernels::{
+    Alignment, Causality, Isa, Precision, Seen, View, ViewMut, Visible, Window, merge_results, merge_states, one_a_row,
+};
 
 impl AttnState<'_> {
     /// Merges a later state into this one: a state for the same queries whose keys follow this state's keys. Sinks of
@@ -52,29 +54,78 @@ impl AttnState<'_> {
     /// Returns the name of the first setting, if any, in which another state differs, and in words what it has and what
     /// this state has.
     fn difference(&self, later: &AttnState<'_>) -> Option<(&'static str, [String; 2])> {
-        let settings = later.settings().into_iter().zip(self.settings());
-        let settings = settings.map(|((what, got), (_, expected))| (what, [got, expected]));
-        let [got, expected] = [later, self].map(|state| state.call.inputs.alibi);
-        let heads = if got == expected { 0 } else { self.call.inputs.q.shape()[1] };
-        let slope = |of: Option<&[f32]>, head| of.and_then(|of| of.get(head)).map_or(NONE.to_owned(), f32::to_string);
-        let slopes = (0..heads).map(|head| ("ALiBi slope of a head", [slope(got, head), slope(expected, head)]));
-        settings.chain(slopes).find(|(_, [got, expected])| got != expected)
+        let settings = [Settings::of(later), Settings::of(self)];
+        let options = [later.options(), self.options()];
+        if settings[0] == settings[1] && later.call.inputs.alibi == self.call.inputs.alibi && options[0] == options[1] {
+            return None;
+        }
+        let other = options[0].into_iter().zip(options[1]).find(|(got, expected)| got != expected);
+        if let Some(((what, got), (_, expected))) = other {
+            return Some((what, [got, expected].map(|given| if given { "given" } else { "none" }.to_owned())));
+        }
+        let [got, expected] = settings.map(Settings::in_words);
+        let differ = got.into_iter().zip(expected).find(|((_, got), (_, expected))| got != expected);
+        if let Some(((what, got), (_, expected))) = differ {
+            return Some((what, [got, expected]));
+        }
+        let slope = |state: &AttnState<'_>, head: usize| {
+            state.call.inputs.alibi.and_then(|slopes| slopes.get(head)).map_or("none".to_owned(), f32::to_string)
+        };
+        let slopes = (0..self.call.inputs.q.shape()[1]).map(|head| [later, self].map(|state| slope(state, head)));
+        slopes.into_iter().find(|[got, expected]| got != expected).map(|slopes| ("ALiBi slope of a head", slopes))
     }
 
-    /// Returns in words which options there are whose numbers are not compared, and the settings in which states must agree, by
-    /// their effect: the default scale equals the same number, a window without bounds equals none, and offsets of rows are
-    /// equal if no rule depends on them.
-    fn settings(&self) -> [(&'static str, String); 12] {
+    /// Returns which options there are whose numbers are not compared.
+    fn options(&self) -> [(&'static str, bool); 6] {
+        let Inputs { bias, mask, kv_lens, row_positions, key_positions, .. } = self.call.inputs;
+        [
+            ("bias", bias.is_some()),
+            ("mask", mask.is_some()),
+            ("list of key lengths", kv_lens.is_some()),
+            ("list of row positions", row_positions.is_some()),
+            ("list of key positions", key_positions.is_some()),
+            ("set of functions", self.call.functions.are_given()),
+        ]
+    }
+}
+
+/// Settings in which states must agree, by their effect: the default scale equals the same number, a window without
+/// bounds equals none, and offsets of rows are equal if no rule depends on them.
+#[derive(Clone, Copy, PartialEq)]
+struct Settings {
+    scale: f32,
+    softcap: Option<f32>,
+    causality: Causality,
+    window: Option<Window>,
+    /// Position of the first row, 0 where no rule depends on positions.
+    offset: isize,
+    precision: Precision,
+}
+
+impl Settings {
+    fn of(state: &AttnState<'_>) -> Self {
         let Attention { softcap, visible: Visible { causality, window }, alignment, precision, .. } =
-            self.call.attention;
-        let Inputs { q, bias, mask, alibi, kv_lens, row_positions, key_positions, .. } = self.call.inputs;
-        let given = |is: bool| if is { "given" } else { NONE }.to_owned();
-        let measures = self.call.attention.rule(alibi.is_some()).is_some() && row_positions.is_none();
+            state.call.attention;
+        let inputs = &state.call.inputs;
+        let measures = state.call.attention.rule(inputs.alibi.is_some()).is_some() && inputs.row_positions.is_none();
         let offset = match alignment {
             Some(Alignment::Offset(n)) if measures => n,
             _ => 0,
         };
-        let window = window.filter(|window| window.sides() != [None; 2]).map(|window| {
+        let window = window.filter(|window| window.sides() != [None; 2]);
+        let scale = state.call.attention.scale_for(state.call.inputs.q.shape()[3]);
+        Self { scale, softcap, causality, window, offset, precision }
+    }
+
+    /// Returns the settings with their names.
+    fn in_words(self) -> [(&'static str, String); 6] {
+        let Self { scale, softcap, causality, window, offset, precision } = self;
+        let none = || "none".to_owned();
+        let causal = match causality {
+            Causality::Full => none(),
+            Causality::Causal => "causal".to_owned(),
+        };
+        let window = window.map_or_else(none, |window| {
             let [before, after] = window.sides().map(|side| side.map_or("all".to_owned(), |n| n.to_string()));
             let first = match window.kept_first() {
                 0 => String::new(),
@@ -83,25 +134,15 @@ impl AttnState<'_> {
             format!("{before} before, {after} after{first}")
         });
         [
-            ("bias", given(bias.is_some())),
-            ("mask", given(mask.is_some())),
-            ("list of key lengths", given(kv_lens.is_some())),
-            ("list of row positions", given(row_positions.is_some())),
-            ("list of key positions", given(key_positions.is_some())),
-            ("set of functions", given(self.call.functions.are_given())),
-            // 0 and −0 are the same scale.
-            ("scale", (self.call.attention.scale_for(q.shape()[3]) + 0.0).to_string()),
-            ("softcap", softcap.map_or(NONE.to_owned(), |c| c.to_string())),
-            ("causal rule", if causality == Causality::Causal { "causal" } else { NONE }.to_owned()),
-            ("window", window.unwrap_or(NONE.to_owned())),
+            ("scale", scale.to_string()),
+            ("softcap", softcap.map_or_else(none, |c| c.to_string())),
+            ("causal rule", causal),
+            ("window", window),
             ("alignment", format!("offset {offset}")),
             ("precision", precision.to_string()),
         ]
     }
 }
-
-/// Setting that a state does not have, in words.
-const NONE: &str = "none";
 
 /// Merges two results over different keys by their LSEs: `out` and `lse` become, up to rounding, the result of
 /// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`.
