@@ -24,23 +24,35 @@ enum Tensor {
     Out,
 }
 
+/// Words of a message for the tensors at fault.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Q,
+    K,
+    V,
+    Out,
+    KeysAndValues,
+    Inputs,
+}
+
 /// Tensors that may be exchanged together, and what a message names for them. A caller who exchanges heads and rows of
 /// q does so in the output, too, so messages need not name the output.
-type Set = (&'static str, &'static [Tensor]);
+type Set = (Fault, &'static [Tensor]);
 
 const OF_TENSORS: [Set; 8] = [
-    ("k", &[Tensor::K]),
-    ("v", &[Tensor::V]),
-    ("out", &[Tensor::Out]),
-    ("q", &[Tensor::Q]),
-    ("q", &[Tensor::Q, Tensor::Out]),
-    ("k and v", &[Tensor::K, Tensor::V]),
-    ("q, k and v", &[Tensor::Q, Tensor::K, Tensor::V]),
-    ("q, k and v", &[Tensor::Q, Tensor::K, Tensor::V, Tensor::Out]),
+    (Fault::K, &[Tensor::K]),
+    (Fault::V, &[Tensor::V]),
+    (Fault::Out, &[Tensor::Out]),
+    (Fault::Q, &[Tensor::Q]),
+    (Fault::Q, &[Tensor::Q, Tensor::Out]),
+    (Fault::KeysAndValues, &[Tensor::K, Tensor::V]),
+    (Fault::Inputs, &[Tensor::Q, Tensor::K, Tensor::V]),
+    (Fault::Inputs, &[Tensor::Q, Tensor::K, Tensor::V, Tensor::Out]),
 ];
 
 /// Keys and values of a cache or pages were checked when they were appended.
-const OF_STORED_KEYS: [Set; 3] = [("out", &[Tensor::Out]), ("q", &[Tensor::Q]), ("q", &[Tensor::Q, Tensor::Out])];
+const OF_STORED_KEYS: [Set; 3] =
+    [(Fault::Out, &[Tensor::Out]), (Fault::Q, &[Tensor::Q]), (Fault::Q, &[Tensor::Q, Tensor::Out])];
 
 impl Sizes {
     /// Takes the sizes of a call and the shape of its output.
@@ -63,7 +75,7 @@ impl Sizes {
         }
         let more_heads = self.q[0] > self.q[1] && self.k[0] > self.k[1];
         self.named(|fault, fits| {
-            more_keys || self.out_is_exchanged() || fits.is_square() || fault == "q, k and v" && more_heads
+            more_keys || self.out_is_exchanged() || fits.is_square() || fault == Fault::Inputs && more_heads
         })
     }
 
@@ -79,7 +91,7 @@ impl Sizes {
             return None;
         }
         // The output says nothing of them.
-        let cause = Self { out: None, ..self }.named(|fault, _| fault == "k" || fault == "v");
+        let cause = Self { out: None, ..self }.named(|fault, _| fault == Fault::K || fault == Fault::V);
         Some(cause.unwrap_or(Cause::Exchanged { argument: "k or v" }))
     }
 
@@ -121,7 +133,7 @@ impl Sizes {
 
     /// Returns the cause that names the tensors with which the call fits the other way round. They must be plausible;
     /// those that give as many rows as keys are preferred.
-    fn named(self, plausible: impl Fn(&str, Self) -> bool) -> Option<Cause> {
+    fn named(self, plausible: impl Fn(Fault, Self) -> bool) -> Option<Cause> {
         let found = |fault, square: bool| {
             self.sets.iter().any(|&(other, tensors)| {
                 let fits = self.exchange(tensors);
@@ -130,14 +142,14 @@ impl Sizes {
         };
         let square = self.sets.iter().any(|&(fault, _)| found(fault, true));
         let has = |fault| found(fault, square);
-        let argument = match ["q", "k and v", "q, k and v"].map(has) {
-            _ if has("k") && has("v") => "k or v",
-            _ if has("k") => "k",
-            _ if has("v") => "v",
-            [true, ..] if has("out") => "q or out",
-            _ if has("out") => "out",
+        let argument = match [Fault::Q, Fault::KeysAndValues, Fault::Inputs].map(has) {
+            _ if has(Fault::K) && has(Fault::V) => "k or v",
+            _ if has(Fault::K) => "k",
+            _ if has(Fault::V) => "v",
+            [true, ..] if has(Fault::Out) => "q or out",
+            _ if has(Fault::Out) => "out",
             // With the output alone the call fits, too, but has more rows than keys.
-            [false, false, true] if found("out", false) => "out, or of q, k and v,",
+            [false, false, true] if found(Fault::Out, false) => "out, or of q, k and v,",
             [false, false, false] => return None,
             [true, false, false] => "q",
             [false, true, false] => "k and v",
