@@ -27,7 +27,7 @@ impl<'a, T> ViewMut<'a, T> {
         let groups = heads / group_size;
         (0..batch * groups).map(move |i| {
             let first = i % groups * group_size;
-            // SAFETY: a `HeadsMut` calls nothing of its view but `row`, and shapes; this view calls nothing more.
+            // SAFETY: a `HeadsMut` accesses elements by `row` alone, and this view none.
             let view = unsafe { self.same() };
             HeadsMut { view, batch: i / groups, heads: first..first + group_size }
         })

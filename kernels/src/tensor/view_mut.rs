@@ -180,7 +180,7 @@ impl<'a, T> ViewMut<'a, T> {
     /// Returns another handle to the same elements: the contract of [`Self::row`] extends over all handles.
     ///
     /// # Safety
-    /// Nothing but [`Self::row`] is called on the handles while there are two.
+    /// While there are two, elements are accessed by [`Self::row`] alone.
     #[cfg(feature = "nn")]
     pub(crate) unsafe fn same(&self) -> Self {
         Self { ..*self }

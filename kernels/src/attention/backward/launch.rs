@@ -82,11 +82,6 @@ impl<'a> BackwardLaunch<'a> {
         Some(Self { pass, columns: Queue::new(columns) })
     }
 
-    /// Number of independent pieces of work, about.
-    pub fn columns(&self) -> usize {
-        self.columns.len()
-    }
-
     /// Sets a function that is asked before each key block: if it returns true, the rest is left undone.
     #[must_use]
     pub fn until(mut self, stop: Option<&'a (dyn Fn() -> bool + Sync)>) -> Self {

@@ -215,29 +215,20 @@ impl<S: Simd> Column<'_, S> {
         drop_weights(task.s, &tile.dropout, ScoreBlock { scores: tile.scores, spans: tile.spans, rows });
         let in_parts = self.pass.part.sums.is_some();
         let sums = if self.pass.sums_by_head() { head } else { total };
-        let vecs = |dim: usize| dim.div_ceil(LANES);
+        let (spans, prefetch) = (tile.spans, &mut tile.prefetch);
         // SAFETY: rows are whole vectors, as the caller guarantees.
-        unsafe {
-            if in_parts || self.pass.gradients.v.is_some() {
-                let (weights, rows, vecs) = (&*tile.scores, tile.d_out.evenly(), vecs(task.tiling.value_dim));
-                let prefetch = &mut tile.prefetch;
-                key_sums::key_sums(
-                    task.s,
-                    KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v, chain, prefetch },
-                );
-            }
-            if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.copies.capped) {
-                let block = ScoreBlock { scores: gradients, spans: tile.spans, rows: rows_of(task) };
-                softmax_backward::softcap_backward(task.s, block, capped, cap);
-            }
-            if in_parts || self.pass.gradients.k.is_some() {
-                let (weights, rows, vecs) = (&**gradients, tile.q.evenly(), vecs(task.tiling.head_dim));
-                let prefetch = &mut tile.prefetch;
-                key_sums::key_sums(
-                    task.s,
-                    KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k, chain, prefetch },
-                );
-            }
+        let mut add = |weights: &[f32], rows, dim: usize, sums: &mut [f32]| unsafe {
+            let vecs = dim.div_ceil(LANES);
+            key_sums::key_sums(task.s, KeySums { weights, spans, rows, vecs, sums, chain, prefetch: &mut *prefetch });
+        };
+        if in_parts || self.pass.gradients.v.is_some() {
+            add(tile.scores, tile.d_out.evenly(), task.tiling.value_dim, sums.v);
+        }
+        if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.copies.capped) {
+            softmax_backward::softcap_backward(task.s, ScoreBlock { scores: gradients, spans, rows }, capped, cap);
+        }
+        if in_parts || self.pass.gradients.k.is_some() {
+            add(gradients, tile.q.evenly(), task.tiling.head_dim, sums.k);
         }
     }
 
