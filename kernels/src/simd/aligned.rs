@@ -2,6 +2,8 @@
 
 use crate::simd::width::{LANES, LINE_BYTES};
 use core::alloc::Layout;
+use core::marker::PhantomData;
+use core::ops::Range;
 
 /// Element types that a buffer of floats can be reinterpreted as.
 ///
@@ -87,6 +89,43 @@ impl AlignedBuf {
 
     pub(crate) fn elements_mut<T: Plain>(&mut self) -> &mut [T] {
         elements_mut(self.floats_mut())
+    }
+}
+
+/// Exclusive borrow of floats that workers share, each with access to its own alone.
+pub(crate) struct SharedFloats<'a> {
+    first: *mut f32,
+    len: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: an exclusive borrow of floats.
+unsafe impl Send for SharedFloats<'_> {}
+// SAFETY: shared access alone gives no access to a float; whoever takes a part guarantees that nobody else has it.
+unsafe impl Sync for SharedFloats<'_> {}
+
+impl<'a> SharedFloats<'a> {
+    pub(crate) fn new(floats: &'a mut [f32]) -> Self {
+        Self { first: floats.as_mut_ptr(), len: floats.len(), borrow: PhantomData }
+    }
+
+    /// Returns some of the floats.
+    ///
+    /// # Panics
+    /// If there are no such floats.
+    ///
+    /// # Safety
+    /// Nobody else accesses them meanwhile.
+    #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access")]
+    pub(crate) unsafe fn part(&self, floats: Range<usize>) -> &mut [f32] {
+        assert!(floats.start <= floats.end && floats.end <= self.len, "floats {floats:?} of {}", self.len);
+        // SAFETY: floats of the borrow, as asserted; the caller guarantees sole access.
+        unsafe { core::slice::from_raw_parts_mut(self.first.add(floats.start), floats.len()) }
+    }
+
+    /// Returns the address of a float, to prefetch it.
+    pub(crate) fn address(&self, float: usize) -> *const f32 {
+        self.first.cast_const().wrapping_add(float)
     }
 }
 

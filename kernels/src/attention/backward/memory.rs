@@ -4,10 +4,9 @@ use crate::attention::call::Call;
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE, Scratch, Tiling};
 use crate::attention::steps::key_sums::Chain;
 use crate::simd::LANES;
-use crate::simd::aligned::AlignedBuf;
+use crate::simd::aligned::{AlignedBuf, SharedFloats};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Progress;
-use core::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that the workers of a backward pass share: gradients of queries as they accumulate, in `f32`, a few numbers
@@ -80,7 +79,7 @@ impl BackwardMemory {
         sums.clear();
         sums.resize(n, 0.0);
         drop(sums);
-        let rows = RowMemory { first: floats.as_mut_ptr(), heads: h, q_len: l, head_dim: d, borrow: PhantomData };
+        let rows = RowMemory { floats: SharedFloats::new(floats), heads: h, q_len: l, head_dim: d };
         (rows, &self.progress, &self.parameter_sums)
     }
 }
@@ -124,17 +123,12 @@ pub(crate) enum RowNumber {
 
 /// Memory of each row of the call: the gradient of its query, without the scale, in whole vectors; then [`RowNumber`]s.
 pub(crate) struct RowMemory<'a> {
-    first: *mut f32,
+    /// Floats of all rows; a row's are accessed only by the worker whose turn it is, as `launch.rs` says.
+    floats: SharedFloats<'a>,
     heads: usize,
     q_len: usize,
     head_dim: usize,
-    borrow: PhantomData<&'a mut [f32]>,
 }
-
-// SAFETY: an exclusive borrow of floats; a row is accessed only by the worker whose turn it is, as `launch.rs` says.
-unsafe impl Send for RowMemory<'_> {}
-// SAFETY: as for `Send`: shared access alone gives no access to a row.
-unsafe impl Sync for RowMemory<'_> {}
 
 impl RowMemory<'_> {
     /// Number of floats of a row.
@@ -153,9 +147,8 @@ impl RowMemory<'_> {
     pub(crate) unsafe fn rows(&self, [batch, head, row]: [usize; 3], n: usize) -> &mut [f32] {
         assert!(head < self.heads && row <= self.q_len && n <= self.q_len - row, "no such rows");
         let (at, floats) = ((batch * self.heads + head) * self.q_len + row, Self::floats(self.head_dim));
-        // SAFETY: `parts` has checked that there are that many floats for each row of the call, of which these are some by the
-        // caller's word and the assertion; the caller guarantees sole access.
-        unsafe { core::slice::from_raw_parts_mut(self.first.add(at * floats), n * floats) }
+        // SAFETY: the caller guarantees sole access.
+        unsafe { self.floats.part(at * floats..(at + n) * floats) }
     }
 
     /// Returns a row's gradient and its numbers.

@@ -8,9 +8,9 @@ use crate::attention::backward::written::write_rows;
 use crate::attention::call::Call;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::simd::LANES;
+use crate::simd::aligned::SharedFloats;
 use crate::simd::isa::Isa;
 use crate::tensor::any::TensorMut;
-use core::marker::PhantomData;
 use core::ops::Range;
 
 /// Part of a backward pass that a launch computes. `first_row` is the row of all that the first of this call's rows is.
@@ -63,18 +63,13 @@ pub(crate) struct SharedPart<'a> {
 
 /// Sums that workers add to, each to those of its own keys.
 pub(crate) struct SharedSums<'a> {
-    /// Of keys, then of values: the first sum, and the floats of a key.
-    sums: [(*mut f32, usize); 2],
+    /// Of keys, then of values: all sums, and the floats of a key. Those of a key block are accessed only by the worker that has
+    /// taken it.
+    sums: [(SharedFloats<'a>, usize); 2],
     /// Query heads of all sequences, and keys of each, in whole vectors.
     heads: usize,
     keys: usize,
-    borrow: PhantomData<&'a mut [f32]>,
 }
-
-// SAFETY: an exclusive borrow of floats; those of a key block are accessed only by the worker that has taken it.
-unsafe impl Send for SharedSums<'_> {}
-// SAFETY: as for `Send`: shared access alone gives no access to a sum.
-unsafe impl Sync for SharedSums<'_> {}
 
 impl<'a> SharedPart<'a> {
     /// Binds a part to its call.
@@ -100,8 +95,8 @@ impl<'a> SharedSums<'a> {
             (call.q.shape(), call.kv.k_shape(), call.kv.v_shape());
         let fits = |sums: &[f32], dim| HeadSums::floats([batch, heads, keys, dim]) == Some(sums.len());
         assert!(fits(k, dim) && fits(v, value_dim), "the sums do not fit the call");
-        let sums = [(k, dim), (v, value_dim)].map(|(sums, dim)| (sums.as_mut_ptr(), dim.next_multiple_of(LANES)));
-        Self { sums, heads: batch * heads, keys: keys.next_multiple_of(LANES), borrow: PhantomData }
+        let sums = [(k, dim), (v, value_dim)].map(|(sums, dim)| (SharedFloats::new(sums), dim.next_multiple_of(LANES)));
+        Self { sums, heads: batch * heads, keys: keys.next_multiple_of(LANES) }
     }
 }
 
@@ -116,12 +111,9 @@ impl SharedSums<'_> {
     pub(crate) unsafe fn of_keys(&self, head: usize, keys: Range<usize>) -> KeyGradients<'_> {
         let end = keys.end.next_multiple_of(LANES);
         assert!(head < self.heads && keys.start <= end && end <= self.keys, "no such sums");
-        let [k, v] = self.sums.map(|(first, width)| {
-            let at = (head * self.keys + keys.start) * width;
-            // SAFETY: `new` has checked that there are sums for every head and key, and these are some, as asserted; the caller
-            // guarantees sole access.
-            unsafe { core::slice::from_raw_parts_mut(first.add(at), (end - keys.start) * width) }
-        });
+        let [start, end] = [keys.start, end].map(|key| head * self.keys + key);
+        // SAFETY: the caller guarantees sole access.
+        let [k, v] = self.sums.each_ref().map(|(sums, width)| unsafe { sums.part(start * width..end * width) });
         KeyGradients { k, v }
     }
 }

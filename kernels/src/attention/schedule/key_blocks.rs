@@ -111,8 +111,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     unsafe fn accumulate_rows(&mut self, Step { unit, next }: Step, entries: Range<usize>, mut regions: Regions<'_>) {
         let (parts, tiling) = (self.parts, self.bound.checked.tiling());
         let (first, in_order) = (parts.units.first_key(unit), parts.units.entry(unit.entry).in_order);
-        // SAFETY: the caller guarantees the unit.
-        let next = unsafe { self.followed_by(unit, next) };
+        let next = self.followed_by(unit, next);
         let set = parts.units.rows_of(entries.clone(), unit.head);
         let floats = set.rows.len() * tiling.query_floats();
         let slot = Slot { heads: parts.units.heads, floats, head: unit.head };
@@ -135,13 +134,9 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     }
 
     /// Returns the work of a unit that another one follows in its run.
-    ///
-    /// # Safety
-    /// The unit is one of the parts'.
-    unsafe fn followed_by(&self, unit: Unit, next: Option<Unit>) -> Next<'w> {
+    fn followed_by(&self, unit: Unit, next: Option<Unit>) -> Next<'w> {
         let units = &self.parts.units;
-        // SAFETY: same contract.
-        let at = unsafe { self.parts.part_at(unit) }.cast_const().cast();
+        let at = self.parts.address_of(unit).cast();
         // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.
         let keys_of = |unit: Unit| RowSet::of(units.entry(unit.entry).sequence, unit.head, 0..0);
         let next = next.map(|next| (keys_of(next), units.first_key(next)));

@@ -6,9 +6,8 @@ use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences, The
 use crate::attention::schedule::units::{Unit, Units};
 use crate::attention::schedule::work::Schedule;
 use crate::simd::LANES;
-use crate::simd::aligned::AlignedBuf;
+use crate::simd::aligned::{AlignedBuf, SharedFloats};
 use crate::work_queue::{Progress, Queue, Stop};
-use core::marker::PhantomData;
 use core::ops::Range;
 
 /// Number of times a worker with nothing more to accumulate checks if the others are done, for each vector of rows: some
@@ -78,7 +77,10 @@ impl Partials {
 
 /// Parts: what the units of a call accumulate, each written by one worker, then merged.
 pub(crate) struct Parts<'a> {
-    at: *mut f32,
+    /// All parts. That of a key block, entry and head is written only by the worker that takes the run of the block's one unit, and
+    /// where blocks have one part together, one run has all their units; after all runs are done, each row of a part is read and
+    /// rewritten only by the worker that takes the merge of its entry, head and rows.
+    floats: SharedFloats<'a>,
     pub(crate) units: Units<'a>,
     /// Number of floats from one row of outputs to the next.
     pub(crate) width: usize,
@@ -86,15 +88,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) merges: Queue,
     /// Number of runs that are done.
     pub(crate) accumulated: Progress,
-    borrow: PhantomData<&'a mut [f32]>,
 }
-
-// SAFETY: `at` is an exclusive borrow of floats; the part of a key block, entry and head is written only by the worker
-// that takes the run of the block's one unit, and where blocks have one part together, one run has all their units; after all
-// runs are done, each row of a part is read and rewritten only by the worker that takes the merge of its entry, head and rows.
-unsafe impl Send for Parts<'_> {}
-// SAFETY: shared access obeys the same rule: at any time, one worker has a part, or a row of it.
-unsafe impl Sync for Parts<'_> {}
 
 impl<'a> Parts<'a> {
     /// Lays the parts of all units, with outputs of `width` floats a row, in `memory`.
@@ -104,12 +98,11 @@ impl<'a> Parts<'a> {
     fn new(units: Units<'a>, width: usize, memory: &'a mut [f32], then: Then) -> Self {
         assert!(memory.len() >= units.floats(), "no memory for the parts");
         Self {
-            at: memory.as_mut_ptr(),
+            floats: SharedFloats::new(memory),
             width,
             merges: Queue::new(if then == Then::Merge { units.merges() } else { 0 }),
             units,
             accumulated: Progress::default(),
-            borrow: PhantomData,
         }
     }
 
@@ -132,18 +125,11 @@ impl<'a> Parts<'a> {
         let all = self.units.entry(unit.entry).rows;
         assert!(rows.end <= all && rows.start.is_multiple_of(LANES), "rows {rows:?} of {all}");
         let [all, padded] = [all, rows.len()].map(|rows| rows.next_multiple_of(LANES));
-        // SAFETY: the caller guarantees the unit and sole access to the rows of its part, which are some of it: a part is
-        // maxima and sums, both padded, and rows of outputs.
-        unsafe {
-            let at = self.part_at(unit);
-            let part = |at: *mut f32, n: usize| core::slice::from_raw_parts_mut(at, n);
-            let out = at.add(2 * all + rows.start * self.width);
-            [
-                part(at.add(rows.start), padded),
-                part(at.add(all + rows.start), padded),
-                part(out, rows.len() * self.width),
-            ]
-        }
+        let first = self.units.offset(unit, self.width);
+        let (max, sum, out) = (first + rows.start, first + all + rows.start, first + 2 * all + rows.start * self.width);
+        // SAFETY: the caller guarantees sole access to these rows of the part: maxima and sums, both padded, and outputs.
+        let part = |at: usize, n: usize| unsafe { self.floats.part(at..at + n) };
+        [part(max, padded), part(sum, padded), part(out, rows.len() * self.width)]
     }
 
     /// Clears the part that a unit is accumulated into: nothing is accumulated yet.
@@ -158,14 +144,9 @@ impl<'a> Parts<'a> {
         out.fill(0.0);
     }
 
-    /// Returns the address of the part that a unit is accumulated into.
-    ///
-    /// # Safety
-    /// The unit is one of these units.
-    pub(crate) unsafe fn part_at(&self, unit: Unit) -> *mut f32 {
-        // SAFETY: `offset` checks entry, head and block, so the part lies among those of its entry, for all of which there is
-        // memory, as `new` has asserted.
-        unsafe { self.at.add(self.units.offset(unit, self.width)) }
+    /// Returns the address of the part that a unit is accumulated into, to prefetch it.
+    pub(crate) fn address_of(&self, unit: Unit) -> *const f32 {
+        self.floats.address(self.units.offset(unit, self.width))
     }
 
     /// Returns the number of bytes of a unit's part that are not in cache: none if another block of its head has been accumulated
