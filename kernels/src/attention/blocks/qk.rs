@@ -157,9 +157,10 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Returns what few rows, `rows` of them, prefetch while they compute the keys from `first` on: packed keys [far](Later::far) after
-    /// these, or rows [`lead`] keys after these, if they are contiguous. The tiles prefetch, one line with each step, and not the
-    /// packing, which reads its lines sixteen at a time: this way memory is busy while nothing waits for it.
+    /// Returns what few rows, `rows` of them, prefetch while they compute the keys from `first` on: packed keys
+    /// [far](Later::far) after these, if they are `ready` to be read where they lie, or rows [`lead`] keys after these, if
+    /// they are contiguous. The tiles prefetch, one line with each step, and not the packing, which reads its lines sixteen at
+    /// a time: this way memory is busy while nothing waits for it.
     fn later(&self, first: usize, depth: usize, rows: usize, ready: bool) -> Option<LaterKeys> {
         let head_dim = self.task.tiling.head_dim;
         match self.keys {
