@@ -128,13 +128,13 @@ impl<T: Real, S: ScoreMod> Row<'_, T, S> {
         let mut dp = vec![zero; kv_len];
         for &j in &visible {
             let here = sequence.with_key(at, j);
-            dp[j] = dot(d_out_row, v.row(sequence.key(here))) * sequence.dropout_factor(here);
+            dp[j] = dot(d_out_row, v.row(sequence.key(here))) * T::from(sequence.dropout_factor(here));
         }
         let delta = visible.iter().fold(zero, |sum, &j| sum + weights[j] * dp[j]) - d_lse;
         let scale = T::from(attention.scale_for(head_dim));
         for &j in &visible {
             let here = sequence.with_key(at, j);
-            let (key, kept) = (sequence.key(here), sequence.dropout_factor::<T>(here));
+            let (key, kept) = (sequence.key(here), T::from(sequence.dropout_factor(here)));
             let ds = self.before_function(here, capped[j], weights[j] * (dp[j] - delta), all)?;
             self.option_gradients(here, ds, all);
             let slope = attention.softcap.map_or(one, |cap| {

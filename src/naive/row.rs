@@ -31,7 +31,7 @@ impl Sequence<'_> {
             let here = self.with_key(at, j);
             let given = mods.weight.is_given();
             let weight = if given { T::from(mods.weight.weight(weights[j].to_f32(), here)) } else { weights[j] };
-            let weight = weight * self.dropout_factor(here);
+            let weight = weight * T::from(self.dropout_factor(here));
             for (out, &v) in out.iter_mut().zip(v.row(self.key(here))) {
                 *out = *out + weight * v;
             }

@@ -1,6 +1,5 @@
 //! One sequence of a call of the oracle: where its rows and keys are, and how far apart.
 
-use super::Real;
 use crate::{Attention, Inputs, Position, Shape};
 use sdpa_kernels::{Alignment, Cover};
 
@@ -68,9 +67,9 @@ impl<'a> Sequence<'a> {
     }
 
     /// Returns what dropout multiplies a weight by.
-    pub(super) fn dropout_factor<T: Real>(&self, at: Position) -> T {
-        let Some(dropout) = self.attention.dropout else { return T::from(1.0) };
-        T::from(if dropout.keeps(at, self.shape.heads) { dropout.factor() } else { 0.0 })
+    pub(super) fn dropout_factor(&self, at: Position) -> f32 {
+        let Some(dropout) = self.attention.dropout else { return 1.0 };
+        if dropout.keeps(at, self.shape.heads) { dropout.factor() } else { 0.0 }
     }
 
     /// Returns the index of the entry for a row and key in a bias or mask of this shape; `None` if it leaves the key as it is.

@@ -25,6 +25,7 @@ use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{FIRST, LANES, Level, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
+use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 /// Largest number of rows for which the time of a tile with fewer than `TILE_ROWS` rows is that of fetching the panels.
@@ -69,6 +70,22 @@ impl Later {
     #[inline(always)]
     pub(crate) fn of(self, element: usize, panel: usize) -> *const f32 {
         self.at.wrapping_add(element * self.step + panel * self.panel).cast()
+    }
+}
+
+/// Returns the address of what is read `far` bytes after panel `n` of `all`, of so many bytes each. The table of scattered panels
+/// has twice as many entries as panels.
+///
+/// # Safety
+/// There is such a panel.
+#[inline(always)]
+pub(crate) unsafe fn behind<T>(keys: Rows<T>, [n, all]: [usize; 2], bytes: usize, far: usize) -> *const T {
+    // SAFETY: the caller guarantees panel `n`, and so as many entries of a table as are read.
+    unsafe {
+        match keys.are_scattered() {
+            true => keys.at((n + far.div_ceil(bytes.max(1))).min(2 * all - 1)),
+            false => keys.at(n).wrapping_byte_add(far),
+        }
     }
 }
 

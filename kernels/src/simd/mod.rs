@@ -17,6 +17,7 @@
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.
 
+pub(crate) use crate::simd::level::{FIRST, Level, NO_LEVEL, SECOND, SECOND_OR_NONE};
 pub(crate) use crate::simd::numbers::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, SHIFT, TWO_TO_MINUS_64};
 pub(crate) use crate::simd::pairs::Bf16x2;
 pub(crate) use crate::simd::quads::{Half, Lower, Query4, Upper, Words4};
@@ -40,6 +41,7 @@ pub(crate) mod avx512_dot;
 pub(crate) mod exp;
 pub(crate) mod isa;
 pub(crate) mod lanes;
+pub(crate) mod level;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 #[cfg(target_arch = "aarch64")]
@@ -66,27 +68,6 @@ pub(crate) fn quiet(x: f32) -> f32 {
 
 /// Size of the usual page. With larger ones, a few more lines than necessary are prefetched into the first-level cache.
 const PAGE_BYTES: usize = 4096;
-
-/// Cache level that a line is prefetched into.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Level {
-    First,
-    Second,
-}
-
-/// Constant parameters that stand for a [`Level`], or none.
-pub(crate) const NO_LEVEL: u8 = 0;
-pub(crate) const FIRST: u8 = 1;
-pub(crate) const SECOND: u8 = 2;
-/// [`SECOND`], in some calls.
-pub(crate) const SECOND_OR_NONE: u8 = 3;
-
-impl Level {
-    /// Returns the level that a constant parameter stands for.
-    pub(crate) const fn of(level: u8) -> Self {
-        if level == FIRST { Self::First } else { Self::Second }
-    }
-}
 
 /// Sixteen `f32` lanes and the operations of the kernels. All operations are lane by lane and IEEE.
 ///

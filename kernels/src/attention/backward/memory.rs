@@ -79,7 +79,7 @@ impl BackwardMemory {
         sums.clear();
         sums.resize(n, 0.0);
         drop(sums);
-        let rows = RowMemory { floats: SharedFloats::new(floats), heads: h, q_len: l, head_dim: d };
+        let rows = RowMemory { memory: SharedFloats::new(floats), heads: h, q_len: l, head_dim: d };
         (rows, &self.progress, &self.parameter_sums)
     }
 }
@@ -123,8 +123,8 @@ pub(crate) enum RowNumber {
 
 /// Memory of each row of the call: the gradient of its query, without the scale, in whole vectors; then [`RowNumber`]s.
 pub(crate) struct RowMemory<'a> {
-    /// Floats of all rows; a row's are accessed only by the worker whose turn it is, as `launch.rs` says.
-    floats: SharedFloats<'a>,
+    /// Memory of all rows; a row's are accessed only by the worker whose turn it is, as `launch.rs` says.
+    memory: SharedFloats<'a>,
     heads: usize,
     q_len: usize,
     head_dim: usize,
@@ -148,7 +148,7 @@ impl RowMemory<'_> {
         assert!(head < self.heads && row <= self.q_len && n <= self.q_len - row, "no such rows");
         let (at, floats) = ((batch * self.heads + head) * self.q_len + row, Self::floats(self.head_dim));
         // SAFETY: the caller guarantees sole access.
-        unsafe { self.floats.part(at * floats..(at + n) * floats) }
+        unsafe { self.memory.part(at * floats..(at + n) * floats) }
     }
 
     /// Returns a row's gradient and its numbers.

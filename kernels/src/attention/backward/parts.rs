@@ -63,7 +63,7 @@ pub(crate) struct SharedPart<'a> {
 
 /// Sums that workers add to, each to those of its own keys.
 pub(crate) struct SharedSums<'a> {
-    /// Of keys, then of values: all sums, and the floats of a key. Those of a key block are accessed only by the worker that has
+    /// Sums of keys, then of values, and the floats of a key in them. Those of a key block are accessed only by the worker that has
     /// taken it.
     sums: [(SharedFloats<'a>, usize); 2],
     /// Query heads of all sequences, and keys of each, in whole vectors.

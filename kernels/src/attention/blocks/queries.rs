@@ -59,7 +59,8 @@ impl<'r> Queries<'r> {
     }
 }
 
-/// Copies the task's queries, widened, one after the other.
+/// Copies the task's queries, widened, one after the other. Not by way of the keys' scratch, where the backward pass has packed
+/// keys by then.
 fn copy<S: Simd>(task: &AttentionTask<'_, S>, copies: &mut [f32]) {
     let d = task.tiling.head_dim;
     for (row, copy) in task.rows(0..task.set.rows.len()).zip(copies.chunks_exact_mut(d)) {

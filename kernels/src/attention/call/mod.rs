@@ -205,7 +205,8 @@ pub(crate) struct SplitSequence {
     pub(crate) blocks: usize,
     /// Number of its first key blocks that lie in the same memory as those of the entry before this one.
     pub(crate) shared: usize,
-    /// True if all blocks of a head are accumulated into one part, in order; false if each has a part, or there are none.
+    /// True if all blocks of a head are accumulated into one part, by one worker, in order; false if each has a part, or there are
+    /// none. It is the same for entries that share blocks.
     pub(crate) in_order: bool,
     /// Number of units of the entries before this one, and of floats of their parts.
     pub(crate) first_unit: usize,

@@ -38,26 +38,10 @@ pub(crate) struct FloatKeys<K = AnyPanels> {
 /// Keys that few rows prefetch while they compute others.
 #[derive(Clone, Copy)]
 pub(crate) enum LaterKeys {
-    /// Panels so many bytes [behind](behind) those that are computed.
+    /// Panels so many bytes [behind](dot_tile::behind) those that are computed.
     Panels { far: usize },
     /// Rows that are not packed yet, from `at` on, which are prefetched as the keys are read: `bytes` for each element of a panel.
     Rows { at: *const u8, bytes: usize },
-}
-
-/// Returns the address of what is read `far` bytes after panel `n` of `all`, of so many bytes each. The table of scattered panels
-/// has twice as many entries as panels.
-///
-/// # Safety
-/// There is such a panel.
-#[inline(always)]
-pub(crate) unsafe fn behind<T>(keys: Rows<T>, [n, all]: [usize; 2], bytes: usize, far: usize) -> *const T {
-    // SAFETY: the caller guarantees panel `n`, and so as many entries of a table as are read.
-    unsafe {
-        match keys.are_scattered() {
-            true => keys.at((n + far.div_ceil(bytes.max(1))).min(2 * all - 1)),
-            false => keys.at(n).wrapping_byte_add(far),
-        }
-    }
 }
 
 /// Computes the scores of a row block against a run of packed keys.
@@ -124,7 +108,7 @@ impl LaterKeys {
             Self::Panels { far } => {
                 let bytes = T::ROWS * LANES * size_of::<T>();
                 // SAFETY: the caller guarantees the panel.
-                let at = unsafe { behind(keys, of, depth * bytes, far) };
+                let at = unsafe { dot_tile::behind(keys, of, depth * bytes, far) };
                 Later::in_order(at.cast(), bytes, vecs)
             }
             Self::Rows { at, bytes } => Later::in_order(at.wrapping_add(of[0] * depth * bytes), bytes, vecs),

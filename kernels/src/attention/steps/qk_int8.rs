@@ -4,7 +4,6 @@
 //! have a scale for each block of their elements: their sums are taken block by block, and added up as floats.
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::qk::behind;
 use crate::attention::steps::score_run::{ScoreRun, Scores, Strip};
 use crate::matmul::dot_tile::{self, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
@@ -157,7 +156,7 @@ unsafe fn strip_scores<S: Int8Dot, C: KeyCode, const NV: usize, const LEVEL: u8>
                     rows: rows_at.add(row * size.sums),
                     keys: at,
                     later: match prefetches {
-                        true => behind(keys.panels, [n, panels.len()], bytes, Later::far(s, all)),
+                        true => dot_tile::behind(keys.panels, [n, panels.len()], bytes, Later::far(s, all)),
                         false => at,
                     },
                     code: keys.code.panel(n),
