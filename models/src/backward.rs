@@ -14,6 +14,8 @@ struct Launch {
     /// Gradients of queries, `[head][row block]`: which key blocks have added to them.
     rows: Vec<Vec<Memory>>,
     bias: Option<Bias>,
+    /// Key block that no row sees, between others: a column of it neither waits nor adds.
+    hidden: Option<usize>,
     /// Column whose worker stops the work, as one that panics does.
     stops_at: Option<usize>,
 }
@@ -36,6 +38,7 @@ impl Launch {
             progress: (0..heads).map(|_| (0..key_blocks).map(|_| Progress::default()).collect()).collect(),
             rows: (0..heads).map(|_| memories(row_blocks)).collect(),
             bias: None,
+            hidden: None,
             stops_at: None,
         }
     }
@@ -61,7 +64,12 @@ impl Launch {
             return;
         }
         for block in 0..self.row_blocks {
-            if number > 0 && !self.progress[head][number - 1].wait(block + 1, &self.stop) {
+            if self.hidden == Some(number) {
+                self.progress[head][number].set(block + 1);
+                continue;
+            }
+            let before = (0..number).rev().find(|&before| self.hidden != Some(before));
+            if before.is_some_and(|before| !self.progress[head][before].wait(block + 1, &self.stop)) {
                 return;
             }
             self.rows[head][block].push(number);
@@ -93,6 +101,15 @@ fn two_workers_add_in_order() {
 #[test]
 fn three_workers_add_in_order() {
     gradients_are_added_in_order(3, [2, 2, 1]);
+}
+
+/// Rows wait for the last key block that they see, not for one between that they do not.
+#[test]
+fn a_hidden_key_block_between_others_keeps_their_order() {
+    in_every_order(3, || {
+        let launch = on_workers(3, Launch { hidden: Some(1), ..Launch::new(1, 3, 1) }, Launch::work);
+        assert_eq!(launch.rows[0][0].read(), [0, 2]);
+    });
 }
 
 #[test]

@@ -56,4 +56,5 @@ mod split_keys;
 mod state_memory;
 mod states;
 mod trees;
+mod windows;
 mod written;

@@ -97,6 +97,12 @@ impl<T> Rows<T> {
         self.step
     }
 
+    /// Returns the bytes of an element.
+    #[inline(always)]
+    pub(crate) fn element_bytes(self) -> usize {
+        size_of::<T>()
+    }
+
     /// Returns the same rows, if there is a table; rows `step` apart, if not.
     #[inline]
     pub(crate) fn with_step(self, step: isize) -> Self {

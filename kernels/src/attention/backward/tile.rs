@@ -23,7 +23,7 @@ use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::{LANES, QUIET_NAN, Simd};
 use crate::tensor::any::Typed;
-use crate::tensor::rows::Rows;
+use crate::tensor::rows::{KEY_BLOCK, Rows};
 
 /// Factors of sums that are not rescaled.
 const ONES: [f32; MAX_ROW_BLOCK] = [1.0; MAX_ROW_BLOCK];
@@ -79,7 +79,10 @@ impl<S: Simd> Column<'_, S> {
         if self.keys().is_empty() || !task.sees(first) {
             return true;
         }
-        if first > first_block && !self.pass.wait(BlockAt { number: self.at.number - 1, ..self.at }, number + 1) {
+        // Blocks between that the rows do not see are passed over without a wait.
+        if let Some(before) = task.blocks_before(first).next_back()
+            && !self.pass.wait(BlockAt { number: before / KEY_BLOCK, ..self.at }, number + 1)
+        {
             return false;
         }
         let turn = match in_parts {
@@ -94,7 +97,8 @@ impl<S: Simd> Column<'_, S> {
         let queries = Queries::of(task, regions);
         let mut memory = BlockMemory::new();
         let mut block = KeyBlock::of(task, first, queries, &mut memory, regions);
-        block.packed_keys = keys.packed;
+        // For all row blocks of the column.
+        (block.needed, block.packed_keys) = (0..block.len, keys.packed);
         // SAFETY: the row block's turn has come, so its memory is this worker's.
         block.prefetch = unsafe { self.prefetch(task, number, turn) };
         block.copies = ScoreCopies {

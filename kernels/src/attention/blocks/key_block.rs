@@ -12,6 +12,7 @@ use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::Simd;
 use crate::tensor::rows::{KEY_BLOCK, Table};
 use core::marker::PhantomData;
+use core::ops::Range;
 
 /// Key block that the fused loop is computing: its keys, its values, what of it is packed, and what to prefetch.
 ///
@@ -32,6 +33,9 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
     /// Classes that a mask function, if there is one, gives the rows of the current row block.
     pub(crate) classes: &'b mut [PanelClasses; MAX_ROW_BLOCK],
     pub(crate) regions: &'b mut Regions<'r>,
+    /// Keys that are packed if the block's are not: those that some row of the task computes, counted from the block's first.
+    /// They begin with a panel.
+    pub(crate) needed: Range<usize>,
     /// First key of the packed run in scratch, if any.
     pub(crate) packed_keys: Option<usize>,
     /// First column of the packed values in scratch, if any, and how they were packed.
@@ -102,6 +106,7 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
             spans,
             classes,
             regions,
+            needed: task.keys_in_block(first, len),
             packed_keys: None,
             packed_values: None,
             fresh: false,

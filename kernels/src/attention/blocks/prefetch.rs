@@ -52,8 +52,8 @@ pub(crate) fn of_block<S: Simd>(
         }
         return prefetch;
     }
-    if task.blocks().next_back().is_some_and(|last| first < last) {
-        push_block(task, first + KEY_BLOCK, &mut prefetch);
+    if let Some(next) = task.blocks_after(first).next() {
+        push_block(task, next, &mut prefetch);
         return prefetch;
     }
     if let Some(out) = &task.outputs.out {
@@ -115,8 +115,11 @@ fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut
     let table = &mut Table::new();
     // SAFETY: key `first` exists, and its block is held.
     let (keys, values) = unsafe { (kv.keys(at, len, table), kv.values(at, len, table)) };
+    let needed = task.keys_in_block(first, len);
+    // SAFETY: the block has these rows.
+    let part = |rows: AnyRows| unsafe { rows.rows_from(needed.start.min(len - 1)) };
     match keys {
-        Keys::Rows(rows) => prefetch.push_rows(rows, len, d),
+        Keys::Rows(rows) => prefetch.push_rows(part(rows), needed.len(), d),
         Keys::Packed(panels) => prefetch.push_rows(panels, len.div_ceil(LANES), LANES * d),
         // Scales are not prefetched: they are a thirtieth of the memory, or of int4 an eighth.
         Keys::Int8 { panels, .. } => push_panels(prefetch, panels, len, int8::panel_bytes(d)),
@@ -125,7 +128,7 @@ fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut
         Keys::Latent => {}
     }
     match values {
-        BlockValues::Rows { rows, .. } => prefetch.push_rows(rows, len, task.tiling.value_dim),
+        BlockValues::Rows { rows, .. } => prefetch.push_rows(part(rows), needed.len(), task.tiling.value_dim),
         // The rows of latent keys hold the values.
         BlockValues::ValuePanels(_) if matches!(keys, Keys::Rows(_)) => {}
         BlockValues::ValuePanels(panels) => {

@@ -52,12 +52,13 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let run = if ready { KEY_BLOCK } else { task.tiling.pack_keys.min(most) };
         let n = row_block.len();
         let (rows, depth) = (self.query_rows(row_block), self.depth(native));
-        for first in (0..self.len).step_by(run) {
-            let keys = first..self.len.min(first + run);
+        let needed = if ready { 0..self.len } else { self.needed.clone() };
+        for first in needed.clone().step_by(run) {
+            let keys = first..needed.end.min(first + run);
             let later = if few { self.later(first, depth, n, ready) } else { None };
             if !ready && self.packed_keys != Some(first) {
                 // The keys to come are prefetched either by these tiles or by packing.
-                let all = if later.is_some() { keys.len() } else { self.len - first };
+                let all = if later.is_some() { keys.len() } else { needed.end - first };
                 self.pack_keys(keys.clone(), all, native);
                 self.packed_keys = Some(first);
             }
@@ -65,7 +66,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let (packed, panel) = (self.regions.keys.as_ptr(), (depth * LANES) as isize);
             let (stored, run) = (self.keys, &mut self.score_run(n, first / LANES..keys.end.div_ceil(LANES), bias));
             // SAFETY: every query row has `depth` floats, or pairs; keys are packed in whole panels, from key `first`
-            // on, which is 0 if they were packed before.
+            // on, which is 0 if they were packed before. No span has keys that are not needed.
             unsafe {
                 if native {
                     let panels = match stored {

@@ -1,5 +1,6 @@
 //! Task of a pass: a set of query rows that share a key/value head, and the call, outputs and tiling they need.
 
+use crate::attention::call::blocks::Blocks;
 use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::mods::Position;
 use crate::attention::call::outputs::Outputs;
@@ -201,11 +202,24 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     /// Returns the first key of each block with a key that the range rules make visible to some row.
     pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
-        let keys = self.keys_to_compute();
+        self.seen_of(self.blocks_to_compute())
+    }
+
+    /// Returns the first keys of those of [`Self::blocks`] that come before the block that starts at key `first`.
+    pub(crate) fn blocks_before(&self, first: usize) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
+        self.seen_of(self.blocks_to_compute().before(first / KEY_BLOCK))
+    }
+
+    /// Returns the first keys of those of [`Self::blocks`] that come after the block that starts at key `first`.
+    pub(crate) fn blocks_after(&self, first: usize) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
+        self.seen_of(self.blocks_to_compute().after(first / KEY_BLOCK))
+    }
+
+    /// Returns the first key of each of some blocks that is held and may be seen by the positions of its keys.
+    fn seen_of(&self, blocks: Blocks) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
         let (kv, source, rule) = (&self.call.kv, self.seq.source, self.rule_of_positions());
-        numbers(keys)
-            .map(|block| block * KEY_BLOCK)
-            .filter(move |&first| kv.holds(source, first) && may_be_seen(rule, first))
+        let firsts = blocks.numbers().map(|number| number * KEY_BLOCK);
+        firsts.filter(move |&first| kv.holds(source, first) && may_be_seen(rule, first))
     }
 
     /// Returns true if the range rules are by positions that the keys have of their own.
@@ -256,22 +270,34 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     pub(crate) fn holds(&self, first: usize) -> bool {
         let number = first / KEY_BLOCK;
         first.is_multiple_of(KEY_BLOCK)
-            && numbers(self.keys_to_compute()).contains(&number)
+            && self.blocks_to_compute().contains(number)
             && self.call.kv.holds(self.seq.source, first)
     }
 
-    /// Returns the range of keys to compute: all of them if scores are written out, else the visible ones.
-    fn keys_to_compute(&self) -> Range<usize> {
-        if self.outputs.wants_all_keys() { 0..self.seq.kv_len } else { self.visible_keys() }
+    /// Returns the blocks to compute: all of them if scores are written out, otherwise those with a key that the range rules
+    /// make visible to some row, as far as these go by the order of keys.
+    fn blocks_to_compute(&self) -> Blocks {
+        Blocks::holding(self.keys_to_compute())
     }
 
-    /// Returns a range that holds every key that the range rules make visible to any row of the task.
-    fn visible_keys(&self) -> Range<usize> {
-        if !self.call.visible.hides_keys() || self.key_positions().is_some() {
-            return 0..self.seq.kv_len;
+    /// Returns the keys of [`Self::blocks_to_compute`], in two ranges.
+    fn keys_to_compute(&self) -> [Range<usize>; 2] {
+        let all = !self.call.visible.hides_keys() || self.key_positions().is_some() || self.outputs.wants_all_keys();
+        if all {
+            return [0..0, 0..self.seq.kv_len];
         }
         let (first, last) = self.positions();
-        self.call.visible.key_range(first, last, self.seq.kv_len)
+        self.call.visible.key_ranges(first, last, self.seq.kv_len)
+    }
+
+    /// Returns a range that holds all keys that the task computes of the block of `len` keys from key `first` on, counted from
+    /// there; it begins with a panel.
+    pub(crate) fn keys_in_block(&self, first: usize, len: usize) -> Range<usize> {
+        let clip = |key: usize| key.saturating_sub(first).min(len);
+        let parts = self.keys_to_compute().map(|keys| clip(keys.start)..clip(keys.end));
+        let mut parts = parts.into_iter().filter(|keys| !keys.is_empty());
+        let Some(Range { start, end }) = parts.next() else { return 0..0 };
+        start / LANES * LANES..parts.next().map_or(end, |keys| keys.end)
     }
 
     /// Returns the first and the last position of a row of the task; of a row of its sequences, if the task has rows of several
@@ -352,10 +378,4 @@ fn may_be_seen(rule: Option<PositionRule<'_>>, first: usize) -> bool {
 /// Returns the least and the greatest position of the keys of the block that starts at key `first`.
 fn ends(positions: &[i32], first: usize) -> [i32; 2] {
     least_and_most(&positions[first..positions.len().min(first + KEY_BLOCK)])
-}
-
-/// Returns the numbers of the blocks that hold these keys.
-#[inline]
-fn numbers(keys: Range<usize>) -> Range<usize> {
-    keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
 }

@@ -1,5 +1,6 @@
 //! Attention call: its tensors and options, its sequences, and sets of its query rows.
 
+pub(crate) mod blocks;
 pub(crate) mod checked;
 pub(crate) mod dropout;
 pub(crate) mod fit;

@@ -157,10 +157,21 @@ impl Visible {
 
     /// Returns a range that holds every key visible to any row at positions `first..=last`.
     pub fn key_range(&self, first: isize, last: isize, kv_len: usize) -> Range<usize> {
+        let [kept, others] = self.key_ranges(first, last, kv_len);
+        match (kept.is_empty(), others.is_empty()) {
+            (true, _) => others,
+            (false, true) => kept,
+            (false, false) => 0..others.end,
+        }
+    }
+
+    /// Returns two ranges, the second after the first, that hold every key visible to any row at positions `first..=last`: the
+    /// first keys that a window keeps, and the others.
+    pub(crate) fn key_ranges(&self, first: isize, last: isize, kv_len: usize) -> [Range<usize>; 2] {
         // Bounds move with the position: the first row's range starts first, the last row's ends last.
         let (first, last) = (self.bounds(first, kv_len), self.bounds(last, kv_len));
-        let start = if last.prefix > 0 { 0 } else { first.start.min(kv_len) };
-        start..last.end.max(last.prefix).max(start)
+        let start = first.start.min(kv_len).max(last.prefix);
+        [0..last.prefix, start..last.end.max(start)]
     }
 
     /// Returns true if every row at positions `first..=last` sees all of these keys.

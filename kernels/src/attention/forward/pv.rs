@@ -78,9 +78,10 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let end = task.tiling.value_dim.min(first + task.tiling.pack_cols);
             let in_place = |columns: &Columns| {
                 let whole = end.next_multiple_of(LANES) <= values.readable();
-                // Larger row blocks share one copy, as floats that lie evenly.
-                let even = matches!(columns.rows, Typed::F32(rows) if !rows.are_scattered());
-                let ready = native || even || row_block.len() <= MEMORY_BOUND_ROWS;
+                // Larger row blocks share one copy, as floats that lie evenly and near.
+                let (even, far) =
+                    (matches!(columns.rows, Typed::F32(rows) if !rows.are_scattered()), columns.are_far());
+                let ready = row_block.len() <= MEMORY_BOUND_ROWS || (native || even) && !far;
                 nonfinite == NonFinite::Ignored && columns.rows.element() == 1 && whole && ready
             };
             // SAFETY: the values have these columns.
