@@ -6,6 +6,9 @@ use crate::simd::{Simd, exp};
 use crate::tensor::any::Typed;
 use crate::tensor::rows::Rows;
 
+/// Level that this crate was optimised with, as Cargo writes it: `3`, `s`, …. Its loops need `2` or `3`.
+pub const OPT_LEVEL: &str = env!("SDPA_OPT_LEVEL");
+
 /// Measures the floating-point operations per second of one core in this instruction set, when it does nothing else:
 /// the best of several short bursts of independent FMAs, or products and sums where that is faster. Takes about 50 ms.
 pub fn peak_flops(isa: Isa) -> f64 {

@@ -3,7 +3,7 @@
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use core::fmt;
-use sdpa_kernels::{Isa, KEY_BLOCK, Precision, Sequence, peak_flops, read_bandwidth};
+use sdpa_kernels::{Isa, KEY_BLOCK, OPT_LEVEL, Precision, Sequence, peak_flops, read_bandwidth};
 
 /// Peak rates of a machine: the two numbers of the roofline model.
 ///
@@ -156,8 +156,8 @@ impl Plan {
         }
         if call.precision == Precision::Native {
             let isa = self.isa;
-            note(!isa.has_native_bf16(), &format!("nothing native: {isa} here does not multiply bfloat16 by itself"));
-            note(call.native(|| true) == [false; 2], "nothing native: neither keys nor values are bfloat16");
+            note(!isa.has_native_bf16(), &format!("{isa} has no fast bf16 dot product here; Native has no effect"));
+            note(call.native(|| true) == [false; 2], "neither keys nor values are bfloat16; Native has no effect");
             note(call.native(|| isa.has_native_bf16()) != [false; 2], "bfloat16 is multiplied as it is");
         }
         note(
@@ -172,8 +172,19 @@ impl Plan {
         note(problem.outputs.points.iter().any(Option::is_some), "scores are written out, so nothing is skipped");
         note(problem.outputs.key_weight_sums.is_some(), "key weight sums takes two more QKᵀ, uncounted here");
         note(self.workers == 1, "one thread: more were not offered, or would not pay");
+        notes.extend(slow_build(OPT_LEVEL));
         notes
     }
+}
+
+/// Returns a remark if the kernels were optimised for size, or not at all.
+fn slow_build(opt_level: &str) -> Option<String> {
+    matches!(opt_level, "0" | "s" | "z").then(|| {
+        format!(
+            "sdpa-kernels was compiled with opt-level \"{opt_level}\": calls take several times as long; set opt-level = 3 for \
+             this package in your profile"
+        )
+    })
 }
 
 impl Problem<'_> {
@@ -214,5 +225,19 @@ impl fmt::Display for Explanation {
             write!(f, "\n- {note}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slow_build;
+
+    #[test]
+    fn builds_that_make_calls_slow_are_named() {
+        for level in ["0", "s", "z"] {
+            let note = slow_build(level).expect("slow");
+            assert!(note.contains(&format!("opt-level \"{level}\"")) && note.contains("opt-level = 3"), "{note}");
+        }
+        assert!(["1", "2", "3"].into_iter().all(|level| slow_build(level).is_none()));
     }
 }

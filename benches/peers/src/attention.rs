@@ -57,9 +57,9 @@ fn work(workload: &Workload, elements: Elements) -> Work {
 pub(crate) fn print(report: &Report, markdown: bool) -> String {
     let table = if markdown { report.markdown(OURS) } else { report.table(OURS) };
     let rate = "Rates: useful operations, or bytes of keys and values, over the median.";
-    let emulated = report.rows.iter().any(|row| row.elements == Elements::Bf16) && !Isa::detect().has_native_bf16();
-    let bf16 = if emulated {
-        "bf16: this machine has no products of it, so everyone widens it or emulates them.\n"
+    let exact = report.rows.iter().any(|row| row.elements == Elements::Bf16) && !Isa::detect().has_native_bf16();
+    let bf16 = if exact {
+        "bf16: Precision::Native has no effect on this machine, which has no fast dot products of pairs.\n"
     } else {
         ""
     };

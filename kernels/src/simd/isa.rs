@@ -76,8 +76,8 @@ impl Isa {
         dispatch!(self, |s| is_fused(s))
     }
 
-    /// Returns true if the machine has dot products of bfloat16 pairs that go with this instruction set, for
-    /// [`Precision::Native`](crate::Precision::Native).
+    /// Returns true if [`Precision::Native`](crate::Precision::Native) multiplies bfloat16 pairs on this instruction set: if the
+    /// machine has dot products of such pairs, and they take less time than FMAs. Intel's AVX512_BF16 takes more.
     pub fn has_native_bf16(self) -> bool {
         dispatch!(self, |s| s.has_bf16_dot())
     }

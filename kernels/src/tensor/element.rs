@@ -61,8 +61,8 @@ pub enum Precision {
     /// Widens elements and computes everything in `f32`: the bits of the same call over `f32` tensors.
     #[default]
     Exact,
-    /// Uses the machine's dot products of bfloat16 pairs (AVX512_BF16, or FEAT_BF16 of AArch64), if it has them and keys or
-    /// values are bfloat16: twice the arithmetic in the same time.
+    /// Uses the machine's dot products of bfloat16 pairs (AVX512_BF16 of AMD, or FEAT_BF16 of AArch64), if it has them and keys
+    /// or values are bfloat16: twice the arithmetic in the same time.
     ///
     /// Queries of other types are rounded to bfloat16 if keys are bfloat16. If values are, weights are rounded to
     /// bfloat16, by up to 2⁻⁸ of themselves, after an exponential that is off by up to 2⁻¹³. Outputs are divided by the
@@ -74,8 +74,8 @@ pub enum Precision {
     /// exact. With dropout or a weight function, weights are divided by an exact sum and rounded last: an output is
     /// then off by at most 2⁻⁸·Σ|w·v|.
     ///
-    /// If the machine lacks the instruction ([`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells), or neither
-    /// keys nor values are bfloat16, this is [`Precision::Exact`]. On one machine, results have the same bits for any
+    /// This is [`Precision::Exact`] if the machine lacks the instruction or has a slow one, as Intel's AVX512_BF16 is
+    /// ([`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells), or if neither keys nor values are bfloat16. On one machine, results have the same bits for any
     /// thread count, batch, chunking, layout, mask form, prefill or decode, tensors or cache, as with `Exact`; other
     /// machines with the instruction may round sums differently.
     Native,

@@ -236,7 +236,7 @@ fn plans_say_so() {
         let words = if isa.has_native_bf16() {
             "bfloat16 is multiplied as it is"
         } else {
-            "does not multiply bfloat16 by itself"
+            "has no fast bf16 dot product here; Native has no effect"
         };
         assert!(says(BF16, exec).contains(words), "{}", says(BF16, exec));
         assert!(says([Dtype::F32; 3], exec).contains("neither keys nor values are bfloat16"));
