@@ -35,8 +35,13 @@ impl Call<'_> {
     /// split-KV, at most: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
     /// visible to some row of its sequence.
     pub fn accumulation(&self, most_rows: usize) -> Accumulation {
-        let sequences = (0..self.sequence_count()).filter(|&sequence| self.is_split(sequence, most_rows));
+        let sequences = self.split_sequences(most_rows);
         sequences.map(|sequence| self.accumulation_of(sequence)).fold(Accumulation::default(), Accumulation::plus)
+    }
+
+    /// Returns the sequences that have rows, at most `most_rows` of which share a key/value head.
+    pub(crate) fn split_sequences(&self, most_rows: usize) -> impl Iterator<Item = usize> {
+        (0..self.sequence_count()).filter(move |&sequence| (1..=most_rows).contains(&self.rows_of(sequence)))
     }
 
     /// Returns true if at most `most_rows` rows of a sequence share a key/value head.
@@ -44,12 +49,9 @@ impl Call<'_> {
         self.rows_of(sequence) <= most_rows
     }
 
-    /// Returns what a sequence accumulates if it is split: nothing if it has no rows.
+    /// Returns what a sequence that has rows accumulates if it is split.
     fn accumulation_of(&self, sequence: usize) -> Accumulation {
-        let (rows, heads, [.., value_dim]) = (self.rows_of(sequence), self.kv.kv_heads(), self.kv.v_shape());
-        if rows == 0 {
-            return Accumulation::default();
-        }
+        let (rows, heads, [_, value_dim]) = (self.rows_of(sequence), self.kv.kv_heads(), self.kv.dims());
         let units = heads.saturating_mul(self.visible_blocks(sequence).len());
         let floats = units.saturating_mul(part_floats(rows, value_dim.next_multiple_of(LANES)));
         Accumulation { units, floats, keys: heads.saturating_mul(self.visible_keys(sequence).len()) }

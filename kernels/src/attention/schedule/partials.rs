@@ -1,7 +1,7 @@
 //! Partial results of split-KV: memory for what key blocks accumulate until it is merged.
 
-use crate::attention::call::Call;
 use crate::attention::call::tiling::Tiling;
+use crate::attention::call::{Call, SplitSequence};
 use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences, Then, merges_of, part_floats};
 use crate::attention::schedule::units::{Unit, Units};
 use crate::attention::schedule::work::Schedule;
@@ -38,17 +38,20 @@ impl Partials {
         self.buffer.bytes() + self.entries.bytes()
     }
 
-    /// Returns maxima, sums and outputs, of `width` floats a row, that the rows of a sequence and key/value head have accumulated
+    /// Returns the sequences of the last call that were split.
+    pub(crate) fn entries(&self) -> &[SplitSequence] {
+        self.entries.list().split_last().map_or(&[], |(_end, entries)| entries)
+    }
+
+    /// Returns maxima, sums and outputs, of `width` floats a row, that the rows of an entry and key/value head have accumulated
     /// over each key block, in the order of the blocks. The call's parts were kept.
-    pub(crate) fn parts(&self, sequence: usize, [head, width]: [usize; 2]) -> impl Iterator<Item = [&[f32]; 3]> {
-        let entry = self.entries.list().iter().find(|entry| entry.sequence == sequence);
-        entry.into_iter().flat_map(move |entry| {
-            let (padded, floats) = (entry.rows.next_multiple_of(LANES), part_floats(entry.rows, width));
-            let first = entry.first_float + head * entry.parts() * floats;
-            self.buffer.floats()[first..first + entry.parts() * floats].chunks_exact(floats.max(1)).map(move |part| {
-                let ((max, rest), outs) = (part.split_at(padded), entry.rows * width);
-                [max, &rest[..padded], &rest[padded..padded + outs]]
-            })
+    pub(crate) fn parts(&self, entry: &SplitSequence, [head, width]: [usize; 2]) -> impl Iterator<Item = [&[f32]; 3]> {
+        let (rows, padded) = (entry.rows, entry.rows.next_multiple_of(LANES));
+        let floats = part_floats(rows, width);
+        let first = entry.first_float + head * entry.parts() * floats;
+        self.buffer.floats()[first..first + entry.parts() * floats].chunks_exact(floats.max(1)).map(move |part| {
+            let ((max, rest), outs) = (part.split_at(padded), rows * width);
+            [max, &rest[..padded], &rest[padded..padded + outs]]
         })
     }
 
