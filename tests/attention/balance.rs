@@ -2,7 +2,7 @@
 
 use crate::kv_support::{append_part, cache_of, empty_cache, same_full};
 use crate::options::{Case, Wanted};
-use crate::support::{Rng, execs};
+use crate::support::{Rng, execs, held};
 use sdpa::{
     Alignment, Attention, Dtype, Exec, Inputs, KvCache, KvShape, Outputs, Plan, Problem, Shape, View, ViewMut, Window,
 };
@@ -179,16 +179,17 @@ fn some_rows_are_divided_within_bounds() {
         })
     };
     let unit = |rows: usize| 4 * (2 * rows.next_multiple_of(16) + rows * 128);
+    let blocks = |blocks: usize, rows: usize| held(blocks * unit(rows), 1);
     // Two threads have a task of rows each.
     assert_eq!(bytes(100, 1 << 16, 2), 0);
-    assert_eq!(bytes(100, 1 << 16, 64), 256 * unit(100));
-    assert_eq!(bytes(128, 1 << 16, 64), 256 * unit(128));
+    assert_eq!(bytes(100, 1 << 16, 64), blocks(256, 100));
+    assert_eq!(bytes(128, 1 << 16, 64), blocks(256, 128));
     let latent = Shape { value_dim: 512, ..shape([1, 128, 1], [1, 1100], 576) };
     let latent =
         planned(latent, Attention::new(), |problem| Plan::new(problem, Exec::default().threads(8)).partials_bytes());
-    assert_eq!(latent, 5 * 4 * (2 * 128 + 128 * 512));
+    assert_eq!(latent, held(5 * 4 * (2 * 128 + 128 * 512), 1));
     assert_eq!(bytes(129, 1 << 16, 64), 0);
     // More than 4 MiB for each thread.
-    assert_eq!(bytes(128, 1 << 19, 64), 2048 * unit(128));
+    assert_eq!(bytes(128, 1 << 19, 64), blocks(2048, 128));
     assert!(bytes(128, 1 << 21, 64) == 0 && 8192 * unit(128) > 256 << 20);
 }

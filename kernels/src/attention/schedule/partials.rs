@@ -38,6 +38,12 @@ impl Partials {
         self.buffer.bytes() + self.entries.bytes()
     }
 
+    /// Number of bytes that new memory holds for all parts of a number of sequences, of so many floats; `usize::MAX` if it
+    /// overflows.
+    pub(crate) const fn bytes_for(floats: usize, sequences: usize) -> usize {
+        AlignedBuf::bytes_for(with_room(floats)).saturating_add(SplitSequences::bytes_for(sequences))
+    }
+
     /// Returns the sequences of the last call that were split.
     pub(crate) fn entries(&self) -> &[SplitSequence] {
         self.entries.list().split_last().map_or(&[], |(_end, entries)| entries)
@@ -71,11 +77,14 @@ impl Partials {
         let schedule = Schedule::new(call, tiling, Some(split_rows), entries);
         let units = schedule.units?;
         let floats = units.floats();
-        // Half as much again if possible, because sequences grow.
-        let there =
-            buffer.holds(floats) || buffer.try_reserve(floats.saturating_add(floats / 2)) || buffer.try_reserve(floats);
+        let there = buffer.holds(floats) || buffer.try_reserve(with_room(floats)) || buffer.try_reserve(floats);
         there.then(|| (schedule, Parts::new(units, tiling.width(), buffer.floats_mut(), split_rows.then)))
     }
+}
+
+/// Number of floats to reserve for `floats`: half as many again, if there is memory, because sequences grow.
+const fn with_room(floats: usize) -> usize {
+    floats.saturating_add(floats / 2)
 }
 
 /// Parts: what the units of a call accumulate, each written by one worker, then merged.

@@ -106,6 +106,11 @@ impl SplitSequences {
         self.list.capacity() * size_of::<SplitSequence>()
     }
 
+    /// Number of bytes that the list of a number of sequences takes; `usize::MAX` if it overflows.
+    pub(crate) const fn bytes_for(sequences: usize) -> usize {
+        sequences.saturating_add(1).saturating_mul(size_of::<SplitSequence>())
+    }
+
     /// Fills the list with the sequences of 1 to `most_rows` rows a key/value head, and cuts their units into about `runs`
     /// runs. Returns the number of floats of all parts; `None` if a number overflows or there is no memory.
     ///
@@ -114,7 +119,8 @@ impl SplitSequences {
         let SplitRows { most_rows, runs, then } = split_rows;
         self.list.clear();
         let sequences = || call.split_sequences(most_rows);
-        self.list.try_reserve(sequences().count().checked_add(1)?).ok()?;
+        // Exact: `Self::bytes_for` says how much is held.
+        self.list.try_reserve_exact(sequences().count().checked_add(1)?).ok()?;
         self.list.extend(sequences().map(|sequence| SplitSequence::new(call, sequence)));
         if call.may_share_keys() {
             // First all blocks that might be shared, then those that are.
