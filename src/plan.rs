@@ -62,7 +62,7 @@ impl Plan {
         let shape = problem.shape;
         let (tile_rows, _) = exec.isa.tile();
         let rows = Rows::of(problem);
-        let workers = exec.workers(problem.flops());
+        let workers = problem.workers(exec);
         let task_rows = rows.per_task(problem, workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
@@ -74,7 +74,7 @@ impl Plan {
         {
             return by_rows.by_keys(problem, workers, most_rows, work);
         }
-        // More rows than memory takes the time of, or a window: only for workers that have no rows.
+        // Compute-bound rows, or a window: split by keys only if workers would be idle.
         if tasks < workers && rows.rows <= MAX_SPLIT_ROWS && problem.call.options.ragged.is_none() {
             let most_rows = rows.rows;
             let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, most_rows, tile_rows);
@@ -93,7 +93,7 @@ impl Plan {
         let (shape, rows) = (problem.shape, problem.longest_rows());
         let (tile_rows, _) = exec.isa.tile();
         let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, rows, tile_rows);
-        let (workers, work) = (exec.workers(problem.flops()), problem.call.accumulation(rows));
+        let (workers, work) = (problem.workers(exec), problem.call.accumulation(rows));
         // Blocks that are not merged have a part each.
         let work = Accumulation { floats_of_one: work.floats, ..work };
         let Exec { isa, threads, .. } = exec;
