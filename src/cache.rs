@@ -107,8 +107,8 @@ impl KvCache {
 
     /// Sizes of the keys and values of a token.
     pub fn shape(&self) -> KvShape {
-        let [[_, kv_heads, _, head_dim], [.., value_dim]] = self.cache.shapes();
-        KvShape { kv_heads, head_dim, value_dim }
+        let [head_dim, value_dim] = self.cache.dims();
+        KvShape { kv_heads: self.cache.kv_heads(), head_dim, value_dim }
     }
 
     /// Format of the elements, as [`Self::dtype`], [`Self::int8`] or [`Self::int4`] set it.

@@ -49,7 +49,7 @@ pub struct Plan {
     pub(crate) split: Option<Split>,
 }
 
-/// Split-KV of a plan: its sequences, and the bytes for the partial results of all blocks, if each block has its own.
+/// Split-KV of a plan: its sequences, and the bytes of memory for partial results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Split {
     rows: SplitRows,
@@ -62,7 +62,7 @@ impl Plan {
         let shape = problem.shape;
         let (tile_rows, _) = exec.isa.tile();
         let rows = Rows::of(problem);
-        let workers = exec.workers(problem.flops());
+        let workers = problem.workers(exec);
         let task_rows = rows.per_task(problem, workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
@@ -74,7 +74,7 @@ impl Plan {
         {
             return by_rows.by_keys(problem, workers, most_rows, work);
         }
-        // More rows than memory takes the time of, or a window: only for workers that have no rows.
+        // Compute-bound rows, or a window: split by keys only if workers would be idle.
         if tasks < workers && rows.rows <= MAX_SPLIT_ROWS && problem.call.options.ragged.is_none() {
             let most_rows = rows.rows;
             let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, most_rows, tile_rows);
@@ -93,24 +93,17 @@ impl Plan {
         let (shape, rows) = (problem.shape, problem.longest_rows());
         let (tile_rows, _) = exec.isa.tile();
         let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, rows, tile_rows);
-        let (workers, work) = (exec.workers(problem.flops()), problem.call.accumulation(rows));
+        let (workers, work) = (problem.workers(exec), problem.call.accumulation(rows));
+        // Blocks that are not merged have a part each.
+        let work = Accumulation { floats_of_one: work.floats, ..work };
         let Exec { isa, threads, .. } = exec;
         Self { shape, isa, threads, workers, tasks: 1, tiling, split: None }.by_keys(problem, workers, rows, work)
     }
 
     /// Divides the key blocks of the sequences with at most `most_rows` rows among up to `workers` workers.
-    fn by_keys(
-        self,
-        problem: &Problem<'_>,
-        workers: usize,
-        most_rows: usize,
-        Accumulation { units, floats, .. }: Accumulation,
-    ) -> Self {
-        let runs = if workers > 1 { units.min(workers.saturating_mul(RUNS_PER_WORKER)) } else { 1 };
-        let split = Split {
-            rows: SplitRows { most_rows, runs, then: Then::Merge },
-            bytes: floats.saturating_mul(size_of::<f32>()),
-        };
+    fn by_keys(self, problem: &Problem<'_>, workers: usize, most_rows: usize, work: Accumulation) -> Self {
+        let runs = if workers > 1 { work.units.min(workers.saturating_mul(RUNS_PER_WORKER)) } else { 1 };
+        let split = Split { rows: SplitRows { most_rows, runs, then: Then::Merge }, bytes: work.bytes(runs) };
         // Ragged sequences may be of both kinds, with few rows and with many.
         let tasks = if problem.call.options.ragged.is_some() { self.tasks.saturating_add(runs) } else { runs };
         Self { workers: workers.min(tasks.max(1)), tasks, split: Some(split), ..self }
@@ -172,11 +165,16 @@ impl Plan {
         self.tasks
     }
 
-    /// Bytes of the partial results of all key blocks, if these are divided among workers (few rows, many keys);
-    /// otherwise 0. At most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB if
+    /// Bytes that a new [`Workspace`](crate::Workspace) holds beside [`Self::scratch_bytes`] for each worker, if key blocks are
+    /// divided among workers (few rows, many keys); otherwise 0. The partial results of all blocks, half as much again,
+    /// because sequences grow, and a few numbers for each sequence.
+    ///
+    /// Several sequences of a cache or a packed pool on several workers take less if one worker has all blocks of a
+    /// sequence; otherwise the number is exact. On one worker such a source takes the results of one block for each head.
+    ///
+    /// The results alone are at most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB if
     /// that is more, and never more than 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread
-    /// replace the 1 MiB. Beyond these limits, and for more rows, only rows are divided. A cache on one thread takes
-    /// less: the results of one block for each head.
+    /// replace the 1 MiB. Beyond these limits, and for more rows, only rows are divided.
     pub fn partials_bytes(&self) -> usize {
         self.split.map_or(0, |split| split.bytes)
     }

@@ -75,8 +75,8 @@ impl KvShape {
 impl Shape {
     /// Returns the sizes of a call whose inputs fit together.
     pub(crate) fn of(call: &Call<'_>) -> Self {
-        let ([_, heads, _, head_dim], [_, kv_heads, _, value_dim]) = (call.q.shape(), call.kv.v_shape());
-        let (batch, (q_len, kv_len)) = (call.sequence_count(), call.longest());
+        let ([_, heads, ..], [head_dim, value_dim]) = (call.q.shape(), call.kv.dims());
+        let (batch, kv_heads, (q_len, kv_len)) = (call.sequence_count(), call.kv.kv_heads(), call.longest());
         Self { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim }
     }
 

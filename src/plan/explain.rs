@@ -3,7 +3,8 @@
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use core::fmt;
-use sdpa_kernels::{Isa, KEY_BLOCK, OPT_LEVEL, Precision, Sequence, peak_flops, read_bandwidth};
+use core::ops::Range;
+use sdpa_kernels::{Call, Isa, KEY_BLOCK, OPT_LEVEL, Precision, Sequence, peak_flops, read_bandwidth};
 
 /// Peak rates of a machine: the two numbers of the roofline model.
 ///
@@ -70,21 +71,15 @@ pub struct Explanation {
 impl Plan {
     /// Explains this plan for a problem; with `machine`, also gives a lower bound of its time.
     ///
-    /// Complexity: query rows times key blocks, not keys.
+    /// Complexity: query rows, whatever the number of keys.
     pub fn explain(&self, problem: &Problem<'_>, machine: Option<Machine>) -> Explanation {
         let (call, shape) = (&problem.call, problem.shape);
         let (tile_rows, _) = self.isa.tile();
-        let (mut pairs, mut computed, mut blocks) = (0.0, 0.0, (0, 0));
+        let mut tiles = Tiles::default();
         for index in 0..if shape.q_len > 0 && shape.heads > 0 { call.sequence_count() } else { 0 } {
             let sequence = call.sequence(index);
-            for tile in (0..sequence.q_len).step_by(tile_rows) {
-                let rows = tile..sequence.q_len.min(tile + tile_rows);
-                for first in (0..sequence.kv_len).step_by(KEY_BLOCK) {
-                    let (visible, width) = self.tile(problem, &sequence, rows.clone(), first);
-                    pairs += visible as f64;
-                    computed += (width * rows.len()) as f64;
-                    if width > 0 { blocks.0 += 1 } else { blocks.1 += 1 }
-                }
+            for first in (0..sequence.q_len).step_by(tile_rows) {
+                tiles.add(call, &sequence, first..sequence.q_len.min(first + tile_rows));
             }
         }
         let heads = shape.heads as u64;
@@ -94,13 +89,13 @@ impl Plan {
         let [k, v] = call.native(|| self.isa.has_native_bf16()).map(|native| if native { 0.5 } else { 1.0 });
         let dims = [shape.head_dim as f64, shape.value_dim as f64];
         let share = (k * dims[0] + v * dims[1]) / (dims[0] + dims[1]);
-        let computing = |m: &Machine| share * flops(pairs) / m.flops / self.workers as f64;
+        let computing = |m: &Machine| share * flops(tiles.pairs) / m.flops / self.workers as f64;
         let seconds = machine.map(|m| computing(&m).max((bytes - shared_bytes) / m.bytes));
         Explanation {
             plan: *self,
-            blocks: (blocks.0 * heads, blocks.1 * heads),
-            useful_flops: flops(pairs),
-            computed_flops: flops(computed),
+            blocks: (tiles.seen.saturating_mul(heads), tiles.hidden.saturating_mul(heads)),
+            useful_flops: flops(tiles.pairs),
+            computed_flops: flops(tiles.computed),
             bytes,
             shared_bytes,
             seconds,
@@ -112,29 +107,6 @@ impl Plan {
     fn shared_bytes(&self, problem: &Problem<'_>) -> f64 {
         let Some(split_rows) = self.split_rows(problem) else { return 0.0 };
         problem.call.shared_keys(&self.tiling, split_rows) as f64 * problem.call.kv.token_bytes() as f64
-    }
-
-    /// Returns the pairs that a tile of rows sees of a block, and the keys it computes: the key range, in whole panels.
-    fn tile(
-        &self,
-        problem: &Problem<'_>,
-        sequence: &Sequence,
-        rows: core::ops::Range<usize>,
-        first: usize,
-    ) -> (usize, usize) {
-        let last = sequence.kv_len.min(first + KEY_BLOCK);
-        let overlap = |from: usize, to: usize| to.min(last).saturating_sub(from.max(first));
-        let (mut seen, mut low, mut high) = (0, last, first);
-        for row in rows {
-            let keys = problem.call.keys_of_row(sequence, row);
-            for (from, to) in [(0, keys.prefix), (keys.start, keys.end)] {
-                if overlap(from, to) > 0 {
-                    seen += overlap(from, to);
-                    (low, high) = (low.min(from.max(first)), high.max(to.min(last)));
-                }
-            }
-        }
-        (seen, if low < high { high.next_multiple_of(16) - low / 16 * 16 } else { 0 })
     }
 
     fn notes(&self, problem: &Problem<'_>) -> Vec<String> {
@@ -187,17 +159,57 @@ fn slow_build(opt_level: &str) -> Option<String> {
     })
 }
 
+/// Tiles of rows against key blocks, of one query head.
+#[derive(Default)]
+struct Tiles {
+    /// Numbers of tiles that see a key of their block, and of those that see none; [`u64::MAX`] on overflow.
+    seen: u64,
+    hidden: u64,
+    /// Number of visible pairs of a row and a key.
+    pairs: f64,
+    /// Number of computed pairs: the key range of each tile, in whole panels.
+    computed: f64,
+}
+
+impl Tiles {
+    /// Adds the tiles of some rows of a sequence.
+    fn add(&mut self, call: &Call<'_>, sequence: &Sequence, rows: Range<usize>) {
+        let ranges = || {
+            let keys = rows.clone().map(|row| call.keys_of_row(sequence, row));
+            keys.flat_map(|keys| [(0, keys.prefix), (keys.start, keys.end)])
+        };
+        let mut first = 0;
+        while first < sequence.kv_len {
+            let last = sequence.kv_len.min(first + KEY_BLOCK);
+            let (mut pairs, mut low, mut high) = (0, last, first);
+            for (from, to) in ranges().map(|(from, to)| (from.max(first), to.min(last))).filter(|(from, to)| from < to)
+            {
+                pairs += to - from;
+                (low, high) = (low.min(from), high.max(to));
+            }
+            // Blocks before the next key where a range begins or ends are like this one.
+            let next = ranges().flat_map(|(from, to)| [from, to]).filter(|&key| key > first).min();
+            let alike = ((next.map_or(sequence.kv_len, |next| next.min(sequence.kv_len)) - first) / KEY_BLOCK).max(1);
+            let width = if low < high { high.next_multiple_of(16) - low / 16 * 16 } else { 0 };
+            self.pairs += pairs as f64 * alike as f64;
+            self.computed += (width * rows.len()) as f64 * alike as f64;
+            let count = if width > 0 { &mut self.seen } else { &mut self.hidden };
+            *count = count.saturating_add(alike as u64);
+            first += alike * KEY_BLOCK;
+        }
+    }
+}
+
 impl Problem<'_> {
     /// Bytes of the tensors, each element counted once however often it is read.
     fn bytes(&self) -> f64 {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
         let call = self.call.broadcast().unwrap_or(self.call);
-        let [batch, heads, kv_len, _] = call.kv.k_shape().map(|n| n as f64);
-        let keys = match call.options.sources {
-            Some(_) => (0..call.sequence_count()).map(|index| call.sequence(index).kv_len as f64).sum(),
-            None => batch * kv_len,
+        let keys = match call.kv.tensors() {
+            Some([k, _]) => k.shape()[0] as f64 * k.shape()[2] as f64,
+            None => (0..call.sequence_count()).map(|index| call.sequence(index).kv_len as f64).sum(),
         };
-        let keys = keys * heads * call.kv.token_bytes() as f64;
+        let keys = keys * call.kv.kv_heads() as f64 * call.kv.token_bytes() as f64;
         let out = self.outputs.out.as_ref();
         let ends = elements(call.q.shape()) * call.q.dtype().bytes() as f64
             + out.map_or(0.0, |out| elements(out.shape()) * out.dtype().bytes() as f64);

@@ -9,6 +9,9 @@ use sdpa_kernels::Isa;
 /// several times as long as rayon takes to wake a thread.
 const FLOPS_PER_WORKER: f64 = 4e6;
 
+/// Floating-point operations that take as long as reading a byte from memory: 32 GB and 100 GFLOP a second.
+pub(crate) const FLOPS_PER_BYTE: f64 = 3.0;
+
 /// Execution settings of a problem: instruction set, and which threads to use, and how many.
 ///
 /// ```
@@ -96,7 +99,8 @@ impl<'e> Exec<'e> {
     /// Returns the number of threads worth waking for `flops` floating-point operations: at least 1, at most
     /// [`Self::threads`].
     ///
-    /// Calls use this number; use it for your own work beside attention.
+    /// Calls use this number; use it for your own work beside attention. A byte that is read from memory takes the time of
+    /// about 3 operations: count the larger of the two times.
     ///
     /// ```
     /// use sdpa::Exec;

@@ -2,9 +2,10 @@
 
 use crate::kv_support::{append_part, cache_of, empty_cache, same_full};
 use crate::options::{Case, Wanted};
-use crate::support::{Rng, execs};
+use crate::support::{Rng, execs, held};
 use sdpa::{
-    Alignment, Attention, Dtype, Exec, Inputs, KvCache, KvShape, Outputs, Plan, Problem, Shape, View, ViewMut, Window,
+    Alignment, Attention, Bf16, Dtype, Exec, Inputs, KvCache, KvShape, Outputs, Plan, Problem, Shape, View, ViewMut,
+    Window,
 };
 use std::num::NonZeroUsize;
 
@@ -179,16 +180,91 @@ fn some_rows_are_divided_within_bounds() {
         })
     };
     let unit = |rows: usize| 4 * (2 * rows.next_multiple_of(16) + rows * 128);
+    let blocks = |blocks: usize, rows: usize| held(blocks * unit(rows), 1);
     // Two threads have a task of rows each.
     assert_eq!(bytes(100, 1 << 16, 2), 0);
-    assert_eq!(bytes(100, 1 << 16, 64), 256 * unit(100));
-    assert_eq!(bytes(128, 1 << 16, 64), 256 * unit(128));
+    assert_eq!(bytes(100, 1 << 16, 64), blocks(256, 100));
+    assert_eq!(bytes(128, 1 << 16, 64), blocks(256, 128));
     let latent = Shape { value_dim: 512, ..shape([1, 128, 1], [1, 1100], 576) };
     let latent =
         planned(latent, Attention::new(), |problem| Plan::new(problem, Exec::default().threads(8)).partials_bytes());
-    assert_eq!(latent, 5 * 4 * (2 * 128 + 128 * 512));
+    assert_eq!(latent, held(5 * 4 * (2 * 128 + 128 * 512), 1));
     assert_eq!(bytes(129, 1 << 16, 64), 0);
     // More than 4 MiB for each thread.
-    assert_eq!(bytes(128, 1 << 19, 64), 2048 * unit(128));
+    assert_eq!(bytes(128, 1 << 19, 64), blocks(2048, 128));
     assert!(bytes(128, 1 << 21, 64) == 0 && 8192 * unit(128) > 256 << 20);
+}
+
+/// Returns the number of workers, of up to 100, for one row of each sequence, or some.
+fn workers(attention: Attention, inputs: Inputs<'_>, value_dim: usize) -> usize {
+    let [b, h, l, _] = inputs.queries().shape();
+    let mut out = vec![0.0; b * h * l * value_dim];
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [b, h, l, value_dim]).unwrap());
+    Plan::new(&attention.problem(inputs, outputs).unwrap(), Exec::serial().threads(100)).workers()
+}
+
+/// Threads are worth waking for time: few rows take that of reading keys and values, 12,288 bytes for 4096 operations here.
+#[test]
+fn small_calls_are_divided_by_the_time_they_take() {
+    const D: usize = 64;
+    let (row, half) = ([0.5f32; D], [Bf16::from_f32(0.5); D]);
+    let view = |batch, heads, rows| View::from_strides(&row, 0, [batch, heads, rows, D], [0, 0, 0, 1]).unwrap();
+    let plain = |heads, rows, keys| {
+        workers(Attention::new(), Inputs::new(view(1, heads, rows), view(1, heads, keys), view(1, heads, keys)), D)
+    };
+    // 128 µs and 102 µs of one core of Zen 5.
+    assert_eq!([plain(8, 1, 1000), plain(12, 64, 64)], [3, 3]);
+    // Up to six rows take the time of reading.
+    for (rows, keys) in [(1, 651), (5, 651), (6, 651), (7, 558), (16, 244)] {
+        assert_eq!([plain(8, rows, keys), plain(8, rows, keys + 1)], [1, 2], "{rows} rows, {keys} keys");
+    }
+    let short = |keys| {
+        let kv = View::from_strides(&half, 0, [1, 8, keys, D], [0, 0, 0, 1]).unwrap();
+        workers(Attention::new(), Inputs::new(view(1, 8, 1), kv, kv), D)
+    };
+    assert_eq!([short(1302), short(1303)], [1, 2]);
+    // What nobody sees is not read.
+    let last = Attention::new().align(Alignment::BottomRight);
+    let window = last.window(Window::last_tokens(NonZeroUsize::new(651).unwrap()));
+    let wider = last.window(Window::last_tokens(NonZeroUsize::new(652).unwrap()));
+    let inputs = Inputs::new(view(1, 8, 1), view(1, 8, 100_000), view(1, 8, 100_000));
+    assert_eq!([window, wider].map(|attention| workers(attention, inputs, D)), [1, 2]);
+    assert_eq!(workers(Attention::new().causal().align(Alignment::TopLeft), inputs, D), 1);
+    assert_eq!([651, 652].map(|len| workers(last, inputs.kv_lens(&[len]), D)), [1, 2]);
+    // Scores that are written out are computed, hidden or not.
+    let mut weights = vec![0.0; 8 * 2000];
+    let mut scored = |attention: Attention| {
+        let mut out = [0.0; 8 * D];
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 8, 1, D]).unwrap());
+        let outputs = outputs.weights(ViewMut::bhld(&mut weights, [1, 8, 1, 2000]).unwrap());
+        let inputs = Inputs::new(view(1, 8, 1), view(1, 8, 2000), view(1, 8, 2000));
+        Plan::new(&attention.problem(inputs, outputs).unwrap(), Exec::serial().threads(100)).workers()
+    };
+    assert_eq!([scored(last), scored(window)], [6, 6]);
+    // What sequences share is read once, until their rows take longer.
+    let shared = |batch, keys| Inputs::new(view(batch, 8, 1), view(batch, 8, keys), view(batch, 8, keys));
+    assert_eq!(
+        [(6, 651), (6, 652), (12, 325), (12, 326)].map(|(n, keys)| workers(last, shared(n, keys), D)),
+        [1, 2, 1, 2]
+    );
+}
+
+/// Sequences of a cache count by their own lengths, and only those that the call names, or that have rows.
+#[test]
+fn sequences_count_by_what_they_have() {
+    let kv = View::from_strides(&[0.5f32; 64], 0, [1, 8, 1000, 64], [0, 0, 0, 1]).unwrap();
+    let mut cache = KvCache::new(4, KvShape { kv_heads: 8, head_dim: 64, value_dim: 64 }).unwrap();
+    for (sequence, len) in [300, 1, 351, 352].into_iter().enumerate() {
+        let kv = kv.rows(0..len).unwrap();
+        cache.append_to(sequence, kv, kv).unwrap();
+    }
+    let q = |batch, rows| View::from_strides(&[0.5f32; 64], 0, [batch, 8, rows, 64], [0, 0, 0, 1]).unwrap();
+    let of = |inputs: Inputs<'_>| workers(Attention::new(), inputs, 64);
+    let named = |sequences| of(Inputs::cached(q(2, 1), &cache).sequences(sequences));
+    assert_eq!([named(&[0, 2]), named(&[0, 3]), named(&[1, 2])], [1, 2, 1]);
+    // Sequences laid end to end in tensors share nothing, whatever the stride of their one batch.
+    let tensors = |rows, keys| Inputs::new(q(1, rows), kv.rows(0..keys).unwrap(), kv.rows(0..keys).unwrap());
+    assert_eq!([651, 652].map(|keys| of(tensors(2, keys).ragged(&[0, 1, 2], &[0, 300, keys]))), [1, 2]);
+    let with_rows = |ends| of(Inputs::cached(q(1, 2), &cache).ragged_queries(ends));
+    assert_eq!([with_rows(&[0, 1, 1, 2, 2]), with_rows(&[0, 1, 1, 1, 2])], [1, 2]);
 }

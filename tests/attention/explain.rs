@@ -1,7 +1,9 @@
 //! `Plan::explain`: counts of blocks and FLOPs, what is said about a call, and how it is printed.
 
+use crate::support::Rng;
 use sdpa::{
-    Alignment, Attention, Exec, Explanation, Inputs, Isa, Machine, Mask, Outputs, Plan, Point, View, ViewMut, Window,
+    Alignment, Attention, Exec, Explanation, Inputs, Isa, KvCache, KvShape, Machine, Mask, Outputs, Plan, Point, View,
+    ViewMut, Window,
 };
 
 const D: usize = 16;
@@ -66,6 +68,101 @@ fn a_window_of_a_long_sequence_skips_most() {
     );
     assert!(kept.blocks.0 > e.blocks.0 && share(&kept) < 0.06, "{:?}", kept.blocks);
     assert!(kept.useful_flops > e.useful_flops);
+}
+
+/// Blocks are not looked at one by one: neither those that no row sees, nor those that all rows see.
+#[test]
+fn no_number_of_keys_takes_time() {
+    const ROWS: usize = 7;
+    let far = Attention::new().align(Alignment::Offset((1 << 39) + 100));
+    let window = Window::inclusive(Some(2), Some(3)).keep_first(4);
+    let tiles = ROWS.div_ceil(Isa::detect().tile().0);
+    for keys in [1usize << 40, (1 << 50) + 3] {
+        for (attention, seen, pairs) in [
+            (Attention::new().causal().align(Alignment::TopLeft), 1, (1..=ROWS).sum()),
+            (far.window(window), 2, ROWS * (4 + 6)),
+            (far.window(window).causal(), 2, ROWS * (4 + 3)),
+            (
+                far.window(Window::inclusive(None, Some(0))),
+                (1 << 31) + 1,
+                (0..ROWS).map(|row| (1 << 39) + 101 + row).sum(),
+            ),
+            (Attention::new(), keys.div_ceil(256), ROWS * keys),
+        ] {
+            let (data, mut out) = ([0.5; D], [0.0; ROWS * D]);
+            let view = |rows| View::from_strides(&data, 0, [1, 1, rows, D], [0, 0, 0, 1]).unwrap();
+            let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, ROWS, D]).unwrap());
+            let problem = attention.problem(Inputs::new(view(ROWS), view(keys), view(keys)), outputs).unwrap();
+            let plan = Plan::new(&problem, Exec::serial().threads(3));
+            let e = plan.explain(&problem, None);
+            let all = keys.div_ceil(256) * tiles;
+            assert_eq!(e.blocks, ((seen * tiles) as u64, (all - seen * tiles) as u64), "{attention:?}, {keys} keys");
+            assert_eq!(e.useful_flops, 4.0 * D as f64 * pairs as f64, "{attention:?}, {keys} keys");
+            assert!(!plan.balance(&problem, 2).is_empty(), "{attention:?}, {keys} keys");
+        }
+    }
+}
+
+/// Counts are those of each pair of a row and a key.
+#[test]
+fn counts_are_those_of_pairs() {
+    let tile_rows = Isa::detect().tile().0;
+    for seed in 0..300 {
+        let rng = &mut Rng::new(seed);
+        let (rows, keys) = (1 + rng.below(20), 1 + rng.below(2000));
+        let offset = rng.below(3000) as isize - 800;
+        let side = |rng: &mut Rng| rng.pick(&[None, Some(0), Some(3), Some(100), Some(255), Some(700)]);
+        let (left, right, first, causal) = (side(rng), side(rng), rng.pick(&[0, 0, 5, 300, 900]), rng.below(2) == 0);
+        let mut attention = Attention::new().align(Alignment::Offset(offset));
+        attention = attention.window(Window::inclusive(left, right).keep_first(first));
+        attention = if causal { attention.causal() } else { attention };
+        let sees = |row: usize, key: usize| {
+            let (at, key) = (row as isize + offset, key as isize);
+            let inside = left.is_none_or(|n| at - n as isize <= key) && right.is_none_or(|n| key <= at + n as isize);
+            (inside || (0..first as isize).contains(&key)) && (!causal || key <= at)
+        };
+        let (mut blocks, mut useful, mut computed) = ((0, 0), 0, 0);
+        for tile in (0..rows).step_by(tile_rows) {
+            let tile = tile..rows.min(tile + tile_rows);
+            for block in (0..keys).step_by(256) {
+                let block = block..keys.min(block + 256);
+                let seen: Vec<usize> = block.filter(|&key| tile.clone().any(|row| sees(row, key))).collect();
+                useful += seen.iter().map(|&key| tile.clone().filter(|&row| sees(row, key)).count()).sum::<usize>();
+                let (Some(low), Some(high)) = (seen.first(), seen.last()) else {
+                    blocks.1 += 1;
+                    continue;
+                };
+                blocks.0 += 1;
+                computed += (high / 16 * 16 + 16 - low / 16 * 16) * tile.len();
+            }
+        }
+        let e = explain(attention, rows, keys, None);
+        let counts = (e.blocks, e.useful_flops, e.computed_flops);
+        assert_eq!(counts, (blocks, flops(useful), flops(computed)), "seed {seed}: {rows} × {keys}, {attention:?}");
+    }
+}
+
+/// Keys that the call does not name are not read.
+#[test]
+fn bytes_are_those_of_the_sequences_of_the_call() {
+    let (lens, data) = ([700, 5, 300], [0.5; D]);
+    let view = |heads, rows| View::from_strides(&data, 0, [1, heads, rows, D], [0, 0, 0, 1]).unwrap();
+    let mut cache = KvCache::new(3, KvShape { kv_heads: 2, head_dim: D, value_dim: D }).unwrap();
+    for (sequence, len) in lens.into_iter().enumerate() {
+        cache.append_to(sequence, view(2, len), view(2, len)).unwrap();
+    }
+    for (sequences, keys) in [(&[0, 1, 2][..], 1005), (&[1, 2], 305), (&[2], 300)] {
+        let shape = [sequences.len(), 4, 1, D];
+        let q = View::from_strides(&data, 0, shape, [0, 0, 0, 1]).unwrap();
+        let mut out = vec![0.0; shape.iter().product()];
+        // All sequences, in their own order, need no list.
+        let all = Inputs::cached(q, &cache);
+        let inputs = if keys == 1005 { all } else { all.sequences(sequences) };
+        let problem = Attention::new().problem(inputs, Outputs::new(ViewMut::bhld(&mut out, shape).unwrap())).unwrap();
+        let e = Plan::new(&problem, Exec::serial()).explain(&problem, None);
+        let floats = 2 * sequences.len() * 4 * D + 2 * keys * 2 * D;
+        assert_eq!(e.bytes, 4.0 * floats as f64, "{sequences:?}");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! said where there is no more.
 
 mod held;
+mod partials;
 mod refused;
 mod scratch;
 mod steps;

@@ -215,3 +215,40 @@ fn what_does_not_fit_is_named() {
         assert_eq!(message(inputs), expected);
     }
 }
+
+/// A step of one of very many sequences, named, or the only one that has rows: neither it, nor its plan, nor an append, looks at
+/// the others again and again, and it takes no memory for them.
+#[test]
+fn what_one_of_a_million_sequences_takes() {
+    const SEQUENCES: usize = 1 << 20;
+    let (row, at) = ([0.5f32; 16], SEQUENCES - 7);
+    let view = |rows| View::from_strides(&row, 0, [1, 2, rows, 16], [0, 0, 0, 1]).unwrap();
+    let shape = KvShape { kv_heads: 2, head_dim: 16, value_dim: 16 };
+    let [few, mut many] = [8, SEQUENCES].map(|sequences| {
+        let mut cache = KvCache::new(sequences, shape).unwrap();
+        cache.append_to(sequences - 7, view(600), view(600)).unwrap();
+        cache
+    });
+    let mut ends = vec![0; SEQUENCES + 1];
+    ends[at + 1..].fill(1);
+    let step = |inputs: Inputs<'_>| {
+        let (mut out, mut workspace) = ([0.0; 2 * 16], Workspace::new());
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, 1, 16]).unwrap());
+        let problem = Attention::new().causal().align(Alignment::BottomRight).problem(inputs, outputs).unwrap();
+        let plan = Plan::new(&problem, Exec::serial().threads(2));
+        let (_, asked) = counted(|| problem.run(&plan, &mut workspace));
+        (out, plan.partials_bytes(), workspace.bytes(), asked)
+    };
+    let expected = step(Inputs::cached(view(1), &few).sequences(&[1]));
+    assert!(expected.1 > 0);
+    // Thousands of looks at a million lengths each would take minutes.
+    for _ in 0..2000 {
+        assert_eq!(step(Inputs::cached(view(1), &many).sequences(&[at])), expected);
+    }
+    for _ in 0..2000 {
+        many.append_to(at, view(1), view(1)).unwrap();
+        many.truncate(at, 600).unwrap();
+    }
+    // A look at all lengths for each of a million sequences would take longer.
+    assert_eq!(step(Inputs::cached(view(1), &many).ragged_queries(&ends)), expected);
+}

@@ -64,11 +64,15 @@ impl<'a> Pages<'a> {
 
     /// Returns the shapes of keys and values in a call.
     pub(crate) fn shapes(&self) -> [[usize; 4]; 2] {
-        let dims = match &self.pool {
-            Pool::Tensors { k, v } => [k.shape()[3], v.shape()[3]],
+        self.dims().map(|dim| [self.table.lens.len(), self.kv_heads(), self.longest, dim])
+    }
+
+    /// Returns the lengths of a key and of a value.
+    pub(crate) fn dims(&self) -> [usize; 2] {
+        match &self.pool {
+            Pool::Tensors { k, v } => [k, v].map(|x| x.shape()[3]),
             Pool::Packed(pool) => pool.dims(),
-        };
-        dims.map(|dim| [self.table.lens.len(), self.kv_heads(), self.longest, dim])
+        }
     }
 
     /// Returns the number of key/value heads.

@@ -71,13 +71,15 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Returns the shape of the keys, `[batch, kv_heads, kv_len, head_dim]`, with the length of the longest sequence.
+    ///
+    /// Complexity: the number of sequences of a cache; constant for pages and tensors.
     #[inline]
     pub fn k_shape(&self) -> [usize; 4] {
         self.shapes()[0]
     }
 
     /// Returns the shape of the values, `[batch, kv_heads, kv_len, value_dim]`, with the length of the longest
-    /// sequence.
+    /// sequence; complexity as for [`Self::k_shape`].
     #[inline]
     pub fn v_shape(&self) -> [usize; 4] {
         self.shapes()[1]
@@ -99,6 +101,23 @@ impl<'a> KeyValues<'a> {
             Source::Tensors { k, .. } => k.shape()[1],
             Source::Pages(pages) => pages.kv_heads(),
             Source::Cache(cache) => cache.kv_heads(),
+        }
+    }
+
+    /// Returns the number of sequences: the batch of the keys.
+    #[inline]
+    pub(crate) fn sequences(&self) -> usize {
+        self.lens().map_or_else(|| self.k_shape()[0], <[usize]>::len)
+    }
+
+    /// Returns the lengths of a key and of a value.
+    #[inline]
+    #[doc(hidden)] // for `sdpa`
+    pub fn dims(&self) -> [usize; 2] {
+        match &self.0 {
+            Source::Tensors { k, v } => [k, v].map(|x| x.shape()[3]),
+            Source::Pages(pages) => pages.dims(),
+            Source::Cache(cache) => cache.dims(),
         }
     }
 
@@ -133,7 +152,7 @@ impl<'a> KeyValues<'a> {
     /// Returns the number of bytes of a key and its value in one head, without scales.
     pub fn token_bytes(&self) -> usize {
         let [key, value] = self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes));
-        let [k, v] = [self.k_shape()[3], self.v_shape()[3]];
+        let [k, v] = self.dims();
         let v = if self.cache().is_some_and(Cache::is_latent) { 0 } else { v };
         if self.int4().is_some() { (k + v).div_ceil(2) } else { k * key + v * value }
     }
@@ -247,7 +266,7 @@ impl<'a> KeyValues<'a> {
     /// Asserts, in debug builds, that keys `first .. first + len` of a head exist, are of one block, and are held.
     #[inline(always)]
     fn debug_assert_inside(&self, [b, h, first]: [usize; 3], len: usize) {
-        let end = || self.lens().map_or(self.k_shape()[2], |lens| lens[b]);
+        let end = || self.lens().map_or_else(|| self.k_shape()[2], |lens| lens[b]);
         debug_assert!(h < self.kv_heads() && (1..=KEY_BLOCK).contains(&len), "{len} keys of head {h}");
         debug_assert!(first + len <= end() && self.holds(b, first), "keys {first}..{} of {}", first + len, end());
     }

@@ -50,7 +50,7 @@ impl AlignedBuf {
         if !self.holds(floats) {
             // Not `resize`: the old contents are not needed, and fresh zeros come from the system untouched.
             // SAFETY: zero bytes are valid floats.
-            let Some(fresh) = (unsafe { zeroed(floats.div_ceil(LANES) + 1) }) else { return false };
+            let Some(fresh) = (unsafe { zeroed(Self::lines_for(floats)) }) else { return false };
             self.lines = fresh;
         }
         true
@@ -59,7 +59,18 @@ impl AlignedBuf {
     /// Returns true if there is room for `floats`.
     #[inline]
     pub(crate) fn holds(&self, floats: usize) -> bool {
-        self.lines.len() > floats.div_ceil(LANES)
+        self.lines.len() >= Self::lines_for(floats)
+    }
+
+    /// Number of cache lines that a new buffer of `floats` has.
+    #[inline]
+    const fn lines_for(floats: usize) -> usize {
+        floats.div_ceil(LANES) + 1
+    }
+
+    /// Number of bytes that a new buffer of `floats` holds; `usize::MAX` if it overflows.
+    pub(crate) const fn bytes_for(floats: usize) -> usize {
+        Self::lines_for(floats).saturating_mul(LINE_BYTES)
     }
 
     /// Number of bytes held.

@@ -50,8 +50,8 @@ fn planned(rows: usize, keys: usize, d: usize, dv: usize, exec: Exec) -> usize {
 #[test]
 fn scratch_is_bounded() {
     for isa in Isa::available() {
-        for d in [1, 16, 64, 65, 128, 256, 257, 512, 581, 1024] {
-            for dv in [1, 16, 64, 65, 128, 256, 257, 512, 581, 1024] {
+        for d in [1, 16, 64, 65, 128, 256, 257, 512, 581, 1024, 4096] {
+            for dv in [1, 16, 64, 65, 128, 256, 257, 512, 581, 1024, 4096] {
                 for threads in [1, 2, 8] {
                     let exec = Exec::serial().isa(isa).threads(threads);
                     // Few rows, too: their key blocks are divided.

@@ -33,8 +33,7 @@ impl<'a> CheckedCall<'a> {
         fitting(call.head_options_fit());
         fitting(call.kv_lens_fit());
         let call = fitting(call.broadcast());
-        let (head_dim, value_dim) = (call.q.shape()[3], call.kv.v_shape()[3]);
-        let fits = (tiling.head_dim, tiling.value_dim) == (head_dim, value_dim) && tiling.holds(call.longest().1);
+        let fits = [tiling.head_dim, tiling.value_dim] == call.kv.dims() && tiling.holds(call.longest().1);
         assert!(fits, "the tiling is for other sizes");
         Self { call, outputs: Outputs::NONE, tiling }
     }

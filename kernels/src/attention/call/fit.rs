@@ -17,24 +17,23 @@ pub fn tensors_fit(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<(), Mi
 impl Call<'_> {
     /// Checks that queries, keys, values and sequences fit together. The other checks rely on it.
     pub fn inputs_fit(&self) -> Result<(), Misfit> {
-        let (q, k, v, [k_name, v_name]) = (self.q.shape(), self.kv.k_shape(), self.kv.v_shape(), self.kv.names());
-        match self.kv.tensors() {
-            Some(_) => tensors_fit(q, k, v)?,
-            None => values_fit(k, v)?,
+        let (q, [k_name, v_name], [head_dim, value_dim]) = (self.q.shape(), self.kv.names(), self.kv.dims());
+        if let Some([k, v]) = self.kv.tensors() {
+            tensors_fit(q, k.shape(), v.shape())?;
         }
-        same(k_name, "head_dim", k[3], q[3], "q")?;
-        let dims = [("q", "head_dim", q[3]), (v_name, "value_dim", v[3])];
+        same(k_name, "head_dim", head_dim, q[3], "q")?;
+        let dims = [("q", "head_dim", q[3]), (v_name, "value_dim", value_dim)];
         if let Some((argument, what, _)) = dims.into_iter().find(|&(.., got)| got == 0) {
             return Fault::Empty(what).of(argument);
         }
         if let Some((argument, what, got)) = dims.into_iter().find(|&(.., got)| got > MAX_DIM) {
             return Fault::Long { what, got }.of(argument);
         }
-        let (q_heads, kv_heads) = (q[1], k[1]);
+        let (q_heads, kv_heads) = (q[1], self.kv.kv_heads());
         if !q_heads.is_multiple_of(kv_heads) {
             return Fault::Heads { q_heads, kv_heads, of: k_name }.of("q");
         }
-        let out = [q[0], q[1], q[2], v[3]];
+        let out = [q[0], q[1], q[2], value_dim];
         if out.iter().try_fold(1usize, |n, &size| n.checked_mul(size)).is_none_or(|n| n > isize::MAX as usize) {
             return Fault::TooLarge(out).of("out");
         }
@@ -42,13 +41,13 @@ impl Call<'_> {
     }
 
     fn sequences_fit(&self) -> Result<(), Misfit> {
-        let ([batch, _, rows, _], [all, _, keys, _]) = (self.q.shape(), self.kv.k_shape());
+        let ([batch, _, rows, _], all) = (self.q.shape(), self.kv.sequences());
         self.suits_source()?;
         if let Some(Ragged { q, k }) = self.options.ragged {
             same("q", "batch", batch, 1, "a ragged call")?;
             cumulative(if k.is_some() { "ragged q" } else { "ragged queries" }, q, rows)?;
             if let Some(k) = k {
-                let sequences = cumulative("ragged k", k, keys)?;
+                let sequences = cumulative("ragged k", k, self.kv.k_shape()[2])?;
                 return same("ragged k", "number of sequences", sequences, self.sequence_count(), "ragged q");
             }
         }

@@ -146,11 +146,11 @@ impl Call<'_> {
         [batch, self.kv.kv_heads(), keys, 1]
     }
 
-    /// Returns the batch index and the rows of the key weight sums that belong to a sequence.
-    pub(crate) fn key_weight_sums_of(&self, sequence: usize) -> (usize, Range<usize>) {
+    /// Returns the batch index and the rows of the key weight sums, of `rows` rows, that belong to a sequence.
+    pub(crate) fn key_weight_sums_of(&self, sequence: usize, rows: usize) -> (usize, Range<usize>) {
         match self.options.ragged {
             Some(Ragged { k: Some(k), .. }) => (0, k[sequence]..k[sequence + 1]),
-            _ => (sequence, 0..self.longest().1),
+            _ => (sequence, 0..rows),
         }
     }
 
@@ -189,8 +189,8 @@ impl Call<'_> {
     #[inline]
     pub(crate) fn rows_of(&self, sequence: usize) -> usize {
         let q_len = self.options.ragged.map_or(self.q.shape()[2], |Ragged { q, .. }| q[sequence + 1] - q[sequence]);
-        // Saturating: without heads the rows may be any number.
-        self.group_size().saturating_mul(q_len)
+        // Saturating: without heads the rows may be any number. Of many sequences most may have none.
+        if q_len > 0 { self.group_size().saturating_mul(q_len) } else { 0 }
     }
 }
 

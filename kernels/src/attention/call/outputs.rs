@@ -141,7 +141,7 @@ impl<'a> Outputs<'a> {
         if let Some(argument) = self.twice {
             return Fault::Twice.of(argument);
         }
-        let (q, value_dim, [keys, values]) = (call.q.shape(), call.kv.v_shape()[3], call.kv.names());
+        let (q, [_, value_dim], [keys, values]) = (call.q.shape(), call.kv.dims(), call.kv.names());
         if let Some(out) = &self.out {
             same_rows("out", out.shape(), q, "q")?;
             same("out", "value_dim", out.shape()[3], value_dim, values)?;
@@ -150,8 +150,8 @@ impl<'a> Outputs<'a> {
             same_rows("lse", lse.shape(), q, "q")?;
             one_a_row("lse", lse.shape()[3])?;
         }
-        let (longest_rows, longest_keys) = call.longest();
         for (argument, [b, h, l, columns]) in self.score_shapes() {
+            let (longest_rows, longest_keys) = call.longest();
             same(argument, "batch", b, call.sequence_count(), "the call")?;
             same(argument, "heads", h, q[1], "q")?;
             same(argument, "rows", l, longest_rows, "q")?;
@@ -178,7 +178,7 @@ impl<'a> Outputs<'a> {
                 one_a_row("state", shape[3])?;
             }
             same_rows("state", out.shape(), call.q.shape(), "q")?;
-            same("state", "value_dim", out.shape()[3], call.kv.v_shape()[3], call.kv.names()[1])?;
+            same("state", "value_dim", out.shape()[3], call.kv.dims()[1], call.kv.names()[1])?;
         }
         let alone = self.lse.is_none() && self.of_all_keys().is_none();
         match self.out.is_some() || self.state.is_some() && alone {

@@ -87,7 +87,7 @@ pub(crate) unsafe fn key_weight_sums<S: Simd>(
     let call = bound.checked.call();
     let Some(output) = &bound.checked.outputs().key_weight_sums else { return };
     // All keys there is memory for: the sums of keys beyond the sequence's length are 0.
-    let (batch, keys) = call.key_weight_sums_of(sequence);
+    let (batch, keys) = call.key_weight_sums_of(sequence, output.shape()[2]);
     let sums = Sums { output, first: [batch, kv_head, keys.start], len: keys.len() };
     for j in 0..keys.len() {
         // SAFETY: the caller guarantees that the sums are this worker's alone.

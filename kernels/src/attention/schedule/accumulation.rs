@@ -2,6 +2,7 @@
 
 use crate::attention::call::visibility::least_and_most;
 use crate::attention::call::{Call, Sequence};
+use crate::attention::schedule::partials::Partials;
 use crate::attention::schedule::split_sequences::part_floats;
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
@@ -15,8 +16,13 @@ pub struct Accumulation {
     pub units: usize,
     /// Number of floats accumulated by all units together, if each has a part of its own.
     pub floats: usize,
+    /// Number of floats accumulated if one worker does all of it: the blocks of a head that have value panels then have one
+    /// part together.
+    pub floats_of_one: usize,
     /// Number of keys read, counted once for each key/value head.
     pub keys: usize,
+    /// Number of sequences.
+    pub sequences: usize,
 }
 
 impl Accumulation {
@@ -25,8 +31,17 @@ impl Accumulation {
         Self {
             units: self.units.saturating_add(more.units),
             floats: self.floats.saturating_add(more.floats),
+            floats_of_one: self.floats_of_one.saturating_add(more.floats_of_one),
             keys: self.keys.saturating_add(more.keys),
+            sequences: self.sequences + more.sequences,
         }
+    }
+
+    /// Bytes that new [`Partials`] hold for it, if it is handed out in `runs` runs to be merged: at most so many if values lie in
+    /// panels and there are several runs and sequences, otherwise exactly. `usize::MAX` if the number overflows.
+    pub fn bytes(&self, runs: usize) -> usize {
+        let floats = if runs > 1 { self.floats } else { self.floats_of_one };
+        Partials::bytes_for(floats, self.sequences)
     }
 }
 
@@ -35,8 +50,13 @@ impl Call<'_> {
     /// split-KV, at most: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
     /// visible to some row of its sequence.
     pub fn accumulation(&self, most_rows: usize) -> Accumulation {
-        let sequences = (0..self.sequence_count()).filter(|&sequence| self.is_split(sequence, most_rows));
+        let sequences = self.split_sequences(most_rows);
         sequences.map(|sequence| self.accumulation_of(sequence)).fold(Accumulation::default(), Accumulation::plus)
+    }
+
+    /// Returns the sequences that have rows, at most `most_rows` of which share a key/value head.
+    pub(crate) fn split_sequences(&self, most_rows: usize) -> impl Iterator<Item = usize> {
+        (0..self.sequence_count()).filter(move |&sequence| (1..=most_rows).contains(&self.rows_of(sequence)))
     }
 
     /// Returns true if at most `most_rows` rows of a sequence share a key/value head.
@@ -44,15 +64,19 @@ impl Call<'_> {
         self.rows_of(sequence) <= most_rows
     }
 
-    /// Returns what a sequence accumulates if it is split: nothing if it has no rows.
+    /// Returns what a sequence that has rows accumulates if it is split.
     fn accumulation_of(&self, sequence: usize) -> Accumulation {
-        let (rows, heads, [.., value_dim]) = (self.rows_of(sequence), self.kv.kv_heads(), self.kv.v_shape());
-        if rows == 0 {
-            return Accumulation::default();
-        }
+        let (rows, heads, [_, value_dim]) = (self.rows_of(sequence), self.kv.kv_heads(), self.kv.dims());
         let units = heads.saturating_mul(self.visible_blocks(sequence).len());
-        let floats = units.saturating_mul(part_floats(rows, value_dim.next_multiple_of(LANES)));
-        Accumulation { units, floats, keys: heads.saturating_mul(self.visible_keys(sequence).len()) }
+        let part = part_floats(rows, value_dim.next_multiple_of(LANES));
+        let parts_of_one = if self.kv.has_value_panels() { units.min(heads) } else { units };
+        Accumulation {
+            units,
+            floats: units.saturating_mul(part),
+            floats_of_one: parts_of_one.saturating_mul(part),
+            keys: heads.saturating_mul(self.visible_keys(sequence).len()),
+            sequences: 1,
+        }
     }
 
     /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.

@@ -68,13 +68,14 @@ impl BlockStates {
         let all = batch * heads * rows;
         assert!(max.len() == all && sum.len() == all && out.len() == all * width, "states of other rows");
         let group_size = heads / self.kv_heads.max(1);
-        for (number, sequence) in self.sequences.iter().enumerate() {
+        for entry in self.partials.entries() {
             for head in 0..heads {
+                let sequence = &self.sequences[entry.sequence];
                 let first = (sequence.q_batch * heads + head) * rows + sequence.first_row;
                 let (here, q_len) = (first..first + sequence.q_len, sequence.q_len);
                 // Rows of the heads that share a key/value head follow one another.
                 let of_part = head % group_size * q_len..(head % group_size + 1) * q_len;
-                for [later_max, later_sum, later_out] in self.partials.parts(number, [head / group_size, width]) {
+                for [later_max, later_sum, later_out] in self.partials.parts(entry, [head / group_size, width]) {
                     merge_states(
                         isa,
                         width,

@@ -83,7 +83,8 @@ impl<'a> Launch<'a> {
     fn queued(self) -> Self {
         let (call, outputs) = (self.checked.call(), self.checked.outputs());
         let sums = outputs.key_weight_sums.is_some() && !call.key_weight_sums_shape().contains(&0);
-        let schedule = if sums { self.schedule.with_key_weight_sums(call) } else { self.schedule };
+        let schedule = if outputs.wants_all_keys() { self.schedule.with_all_sequences(call) } else { self.schedule };
+        let schedule = if sums { schedule.with_key_weight_sums(call) } else { schedule };
         Self { schedule, queue: Queue::new(schedule.len()), ..self }
     }
 

@@ -1,7 +1,7 @@
 //! Partial results of split-KV: memory for what key blocks accumulate until it is merged.
 
-use crate::attention::call::Call;
 use crate::attention::call::tiling::Tiling;
+use crate::attention::call::{Call, SplitSequence};
 use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences, Then, merges_of, part_floats};
 use crate::attention::schedule::units::{Unit, Units};
 use crate::attention::schedule::work::Schedule;
@@ -38,17 +38,26 @@ impl Partials {
         self.buffer.bytes() + self.entries.bytes()
     }
 
-    /// Returns maxima, sums and outputs, of `width` floats a row, that the rows of a sequence and key/value head have accumulated
+    /// Number of bytes that new memory holds for all parts of a number of sequences, of so many floats; `usize::MAX` if it
+    /// overflows.
+    pub(crate) const fn bytes_for(floats: usize, sequences: usize) -> usize {
+        AlignedBuf::bytes_for(with_room(floats)).saturating_add(SplitSequences::bytes_for(sequences))
+    }
+
+    /// Returns the sequences of the last call that were split.
+    pub(crate) fn entries(&self) -> &[SplitSequence] {
+        self.entries.list().split_last().map_or(&[], |(_end, entries)| entries)
+    }
+
+    /// Returns maxima, sums and outputs, of `width` floats a row, that the rows of an entry and key/value head have accumulated
     /// over each key block, in the order of the blocks. The call's parts were kept.
-    pub(crate) fn parts(&self, sequence: usize, [head, width]: [usize; 2]) -> impl Iterator<Item = [&[f32]; 3]> {
-        let entry = self.entries.list().iter().find(|entry| entry.sequence == sequence);
-        entry.into_iter().flat_map(move |entry| {
-            let (padded, floats) = (entry.rows.next_multiple_of(LANES), part_floats(entry.rows, width));
-            let first = entry.first_float + head * entry.parts() * floats;
-            self.buffer.floats()[first..first + entry.parts() * floats].chunks_exact(floats.max(1)).map(move |part| {
-                let ((max, rest), outs) = (part.split_at(padded), entry.rows * width);
-                [max, &rest[..padded], &rest[padded..padded + outs]]
-            })
+    pub(crate) fn parts(&self, entry: &SplitSequence, [head, width]: [usize; 2]) -> impl Iterator<Item = [&[f32]; 3]> {
+        let (rows, padded) = (entry.rows, entry.rows.next_multiple_of(LANES));
+        let floats = part_floats(rows, width);
+        let first = entry.first_float + head * entry.parts() * floats;
+        self.buffer.floats()[first..first + entry.parts() * floats].chunks_exact(floats.max(1)).map(move |part| {
+            let ((max, rest), outs) = (part.split_at(padded), rows * width);
+            [max, &rest[..padded], &rest[padded..padded + outs]]
         })
     }
 
@@ -68,11 +77,14 @@ impl Partials {
         let schedule = Schedule::new(call, tiling, Some(split_rows), entries);
         let units = schedule.units?;
         let floats = units.floats();
-        // Half as much again if possible, because sequences grow.
-        let there =
-            buffer.holds(floats) || buffer.try_reserve(floats.saturating_add(floats / 2)) || buffer.try_reserve(floats);
+        let there = buffer.holds(floats) || buffer.try_reserve(with_room(floats)) || buffer.try_reserve(floats);
         there.then(|| (schedule, Parts::new(units, tiling.width(), buffer.floats_mut(), split_rows.then)))
     }
+}
+
+/// Number of floats to reserve for `floats`: half as many again, if there is memory, because sequences grow.
+const fn with_room(floats: usize) -> usize {
+    floats.saturating_add(floats / 2)
 }
 
 /// Parts: what the units of a call accumulate, each written by one worker, then merged.

@@ -106,16 +106,22 @@ impl SplitSequences {
         self.list.capacity() * size_of::<SplitSequence>()
     }
 
-    /// Fills the list with the sequences of at most `most_rows` rows a key/value head, and cuts their units into about `runs`
+    /// Number of bytes that the list of a number of sequences takes; `usize::MAX` if it overflows.
+    pub(crate) const fn bytes_for(sequences: usize) -> usize {
+        sequences.saturating_add(1).saturating_mul(size_of::<SplitSequence>())
+    }
+
+    /// Fills the list with the sequences of 1 to `most_rows` rows a key/value head, and cuts their units into about `runs`
     /// runs. Returns the number of floats of all parts; `None` if a number overflows or there is no memory.
     ///
     /// Complexity: n log n comparisons of sequences, each as long as their common prefix in key blocks.
     pub(crate) fn try_fill(&mut self, call: &Call<'_>, split_rows: SplitRows) -> Option<usize> {
         let SplitRows { most_rows, runs, then } = split_rows;
         self.list.clear();
-        self.list.try_reserve(call.sequence_count().checked_add(1)?).ok()?;
-        let sequences = (0..call.sequence_count()).filter(|&sequence| call.is_split(sequence, most_rows));
-        self.list.extend(sequences.map(|sequence| SplitSequence::new(call, sequence)));
+        let sequences = || call.split_sequences(most_rows);
+        // Exact: `Self::bytes_for` says how much is held.
+        self.list.try_reserve_exact(sequences().count().checked_add(1)?).ok()?;
+        self.list.extend(sequences().map(|sequence| SplitSequence::new(call, sequence)));
         if call.may_share_keys() {
             // First all blocks that might be shared, then those that are.
             self.list.iter_mut().for_each(|entry| entry.shared = call.whole_blocks(entry.sequence));
@@ -161,7 +167,7 @@ impl SplitSequences {
     /// Lays out the parts of the entries' `units` units one after the other. Returns the number of their floats; `None` if it
     /// overflows.
     fn lay_out_parts(&mut self, call: &Call<'_>, units: usize, then: Then) -> Option<usize> {
-        let (heads, [.., value_dim]) = (call.kv.kv_heads(), call.kv.v_shape());
+        let (heads, [_, value_dim]) = (call.kv.kv_heads(), call.kv.dims());
         let (mut first, mut floats) = (0, 0usize);
         while first < self.list.len() {
             // Entries that share blocks. All units of these blocks lie between the first entry's and the end of the last's.

@@ -29,8 +29,19 @@ pub(crate) struct Schedule<'a> {
     task_count: usize,
     /// Key blocks of the sequences with few rows, if these are divided among workers.
     pub(crate) units: Option<Units<'a>>,
+    /// Ragged sequences that have tasks.
+    listed: Listed,
     /// Number of sequences and key/value heads whose key weight sums are computed.
     sums: usize,
+}
+
+/// Ragged sequences that have tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Listed {
+    /// Those with rows, and at most as many others as there are rows.
+    WithRows,
+    /// All: a task without rows writes the rows of score outputs beyond its sequence.
+    All,
 }
 
 impl<'a> Schedule<'a> {
@@ -55,13 +66,20 @@ impl<'a> Schedule<'a> {
 
     /// Lists these units, and the rows of the sequences that have none.
     fn with_units(call: &Call<'_>, tiling: &Tiling, units: Option<Units<'a>>) -> Self {
-        let mut schedule = Self { task_rows: tiling.task_rows, task_count: 0, units, sums: 0 };
+        Self { task_rows: tiling.task_rows, task_count: 0, units, listed: Listed::WithRows, sums: 0 }.counted(call)
+    }
+
+    /// Lists sequences without rows too, for score outputs.
+    pub(crate) fn with_all_sequences(self, call: &Call<'_>) -> Self {
+        Self { listed: Listed::All, ..self }.counted(call)
+    }
+
+    /// Counts the tasks.
+    fn counted(self, call: &Call<'_>) -> Self {
         let kv_heads = call.kv.kv_heads();
         let heads = if call.options.ragged.is_some() { kv_heads } else { call.sequence_count() * kv_heads };
-        if heads > 0 && (0..call.sequence_count()).any(|sequence| !schedule.is_split(call, sequence)) {
-            schedule.task_count = heads * schedule.per_head(call);
-        }
-        schedule
+        let any = heads > 0 && (0..call.sequence_count()).any(|sequence| !self.is_split(call, sequence));
+        Self { task_count: if any { heads * self.per_head(call) } else { 0 }, ..self }
     }
 
     /// Adds the key weight sums of a call to the list.
@@ -113,9 +131,19 @@ impl<'a> Schedule<'a> {
         let rows = call.group_size().saturating_mul(call.q.shape()[2]);
         match call.options.ragged {
             None => rows.div_ceil(self.task_rows),
-            Some(ragged) if ragged.q.len() > 1 => rows / self.task_rows + ragged.q.len() - 1,
-            Some(_) => 0,
+            Some(ragged) => ragged.q.len().checked_sub(1).map_or(0, |end| self.first_part(call, ragged.q, end)),
         }
+    }
+
+    /// Returns the number of parts, of `task_rows` rows at most, of the ragged sequences before `sequence`, whose rows
+    /// end at `ends`. A sequence of `n` rows has ⌊n / task_rows⌋ parts and one more if any row is left, sometimes two; if
+    /// it has no rows, none or one.
+    #[inline]
+    fn first_part(&self, call: &Call<'_>, ends: &[usize], sequence: usize) -> usize {
+        let before = ends[sequence];
+        // At most as many sequences as there are rows before this one have rows.
+        let sequences = if self.listed == Listed::All { sequence } else { sequence.min(before) };
+        call.group_size().saturating_mul(before) / self.task_rows + sequences
     }
 
     /// Returns the rows of the task with this number, which is below [`Self::tasks`].
@@ -127,12 +155,16 @@ impl<'a> Schedule<'a> {
         let (sequence, kv_head, first) = match call.options.ragged {
             None => (head / kv_heads, head % kv_heads, part * task_rows),
             Some(ragged) => {
-                // Sequence s owns the parts from s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes
-                // one more.
-                let first_part = |s: usize| ragged.q[s] * group_size / task_rows + s;
-                // No more of them are an owner's own than there are whole tasks: with short sequences, nearly each has one.
+                // A part belongs to the last sequence that begins at it or before: those before it that begin there have no
+                // rows, for each part of a sequence moves the next.
+                let first_part = |s: usize| self.first_part(call, ragged.q, s);
+                // No more parts are an owner's own than there are whole tasks: with short sequences, nearly each has one, and
+                // the owner is near the part's number unless sequences have no rows.
                 let whole = group_size.saturating_mul(call.q.shape()[2]) / task_rows;
                 let (mut low, mut high) = (part.saturating_sub(whole), (ragged.q.len() - 1).min(part + 1));
+                if ragged.q[high] < high && first_part(high) <= part {
+                    (low, high) = (high, ragged.q.len() - 1);
+                }
                 while high - low > 1 {
                     let middle = low.midpoint(high);
                     if first_part(middle) <= part { low = middle } else { high = middle }
@@ -144,3 +176,6 @@ impl<'a> Schedule<'a> {
         RowSet::of(sequence, kv_head, first.min(rows)..rows.min(first + task_rows))
     }
 }
+
+#[cfg(test)]
+mod tests;

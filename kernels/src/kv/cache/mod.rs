@@ -151,13 +151,21 @@ impl Cache {
     }
 
     /// Returns the shapes of keys and values in a call.
-    pub fn shapes(&self) -> [[usize; 4]; 2] {
-        let Sizes { kv_heads, head_dim, value_dim, .. } = self.store.sizes;
+    ///
+    /// Complexity: the number of sequences.
+    pub(crate) fn shapes(&self) -> [[usize; 4]; 2] {
         let longest = self.lens.iter().copied().max().unwrap_or(0);
-        [head_dim, value_dim].map(|dim| [self.lens.len(), kv_heads, longest, dim])
+        self.dims().map(|dim| [self.lens.len(), self.kv_heads(), longest, dim])
     }
 
-    pub(crate) fn kv_heads(&self) -> usize {
+    /// Returns the lengths of a key and of a value.
+    pub fn dims(&self) -> [usize; 2] {
+        let Sizes { head_dim, value_dim, .. } = self.store.sizes;
+        [head_dim, value_dim]
+    }
+
+    /// Returns the number of key/value heads.
+    pub fn kv_heads(&self) -> usize {
         self.store.sizes.kv_heads
     }
 
