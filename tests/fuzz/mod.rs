@@ -24,6 +24,7 @@
 //! | ndarray | arrays of ndarray, sliced, turned and broadcast | the bits of dense tensors |
 //! | pages, views | block tables, views | rules of one line each |
 //! | partial | biases and masks by key/value head, of the last keys, with a period | the oracle, and the bits, of whole ones; sums of their gradients |
+//! | pieces | states whose rows and keys come in pieces, with every option they take | the bits of one call; the oracle |
 //! | pools | histories of page pools | lists of tokens; the same bits from tensors |
 //! | states | states and merges that do not fit together | rules of one line each |
 //! | stops | calls that are stopped | rows are whole or untouched; the next call is right |
@@ -49,6 +50,7 @@ mod memory;
 mod oracle;
 mod outs;
 mod parts;
+mod pieces;
 mod place;
 mod poison;
 mod rng;

@@ -21,6 +21,7 @@ mod ndarray;
 mod packed;
 mod pages;
 mod partial;
+mod pieces;
 mod pools;
 mod states;
 mod stops;
@@ -45,7 +46,7 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 26] = [
+pub(crate) static KINDS: [Kind; 27] = [
     kind("attention", 200, attention::check),
     kind("balance", 40, balance::check),
     kind("cache", 40, cache::check),
@@ -66,6 +67,7 @@ pub(crate) static KINDS: [Kind; 26] = [
     kind("ndarray", 40, ndarray::check),
     kind("pages", 25, pages::check),
     kind("partial", 60, partial::check),
+    kind("pieces", 40, pieces::check),
     kind("pools", 20, pools::check),
     kind("states", 100, states::check),
     kind("stops", 10, stops::check),
