@@ -15,6 +15,7 @@
 //! | gradients | gradients of calls | the plain passes in `f64`; the same bits on two threads, in other layouts, behind masks, after a panic |
 //! | histories | histories of caches of up to 60 steps | as cache |
 //! | imports | files of caches, damaged | refused, or a cache that works |
+//! | kept | plans and workspaces of other calls | the bits of each call's own |
 //! | latent | histories of latent caches of integers | the bits of whole keys stored as values |
 //! | layers | histories of the caches of several layers, and of a pool | the same changes of each alone, or none |
 //! | lengths | rows or keys around 4,096 | as attention and gradients |

@@ -10,6 +10,7 @@ mod executors;
 mod gradients;
 mod histories;
 pub(crate) mod imports;
+mod kept;
 mod latent;
 mod layers;
 mod lengths;
@@ -46,7 +47,7 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 27] = [
+pub(crate) static KINDS: [Kind; 28] = [
     kind("attention", 200, attention::check),
     kind("balance", 40, balance::check),
     kind("cache", 40, cache::check),
@@ -57,6 +58,7 @@ pub(crate) static KINDS: [Kind; 27] = [
     kind("gradients", 50, gradients::check),
     kind("histories", 5, histories::check),
     kind("imports", 40, imports::check),
+    kind("kept", 20, kept::check),
     kind("latent", 20, latent::check),
     kind("layers", 20, layers::check),
     kind("lengths", 5, lengths::check),
