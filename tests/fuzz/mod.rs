@@ -6,6 +6,7 @@
 //! | attention | calls: sizes, strides, types, options, sources | an oracle in `f64` with its own bounds; the same bits by other ways |
 //! | | what is behind masks | the same bits |
 //! | | functions that lie or panic | nothing else is written; the next call is right |
+//! | backward-pieces | backward passes whose rows and keys come in pieces | the bits of one call |
 //! | balance | plans for any number of workers | rules that hold for any division of work |
 //! | cache | histories of caches | lists of tokens; the same bits from tensors |
 //! | channels | calls over bytes with scales by channel | as attention |

@@ -1,6 +1,7 @@
 //! Kinds of cases. A new one is a file here with a function `check`, its `mod` line, and a row of [`KINDS`].
 
 pub(crate) mod attention;
+mod backward_pieces;
 mod balance;
 mod cache;
 mod channels;
@@ -47,8 +48,9 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 28] = [
+pub(crate) static KINDS: [Kind; 29] = [
     kind("attention", 200, attention::check),
+    kind("backward-pieces", 20, backward_pieces::check),
     kind("balance", 40, balance::check),
     kind("cache", 40, cache::check),
     kind("channels", 20, channels::check),
