@@ -8,6 +8,7 @@
 //! | | functions that lie or panic | nothing else is written; the next call is right |
 //! | backward-pieces | backward passes whose rows and keys come in pieces | the bits of one call |
 //! | balance | plans for any number of workers | rules that hold for any division of work |
+//! | block-states | states of blocks of keys, folded and merged | the bits of one call; the oracle |
 //! | cache | histories of caches | lists of tokens; the same bits from tensors |
 //! | channels | calls over bytes with scales by channel | as attention |
 //! | differences | gradients of one element | differences of the oracle's loss |

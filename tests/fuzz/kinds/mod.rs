@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 mod backward_pieces;
 mod balance;
+mod block_states;
 mod cache;
 mod channels;
 mod differences;
@@ -48,10 +49,11 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 29] = [
+pub(crate) static KINDS: [Kind; 30] = [
     kind("attention", 200, attention::check),
     kind("backward-pieces", 20, backward_pieces::check),
     kind("balance", 40, balance::check),
+    kind("block-states", 20, block_states::check),
     kind("cache", 40, cache::check),
     kind("channels", 20, channels::check),
     kind("differences", 20, differences::check),
