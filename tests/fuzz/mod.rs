@@ -12,6 +12,7 @@
 //! | cache | histories of caches | lists of tokens; the same bits from tensors |
 //! | channels | calls over bytes with scales by channel | as attention |
 //! | differences | gradients of one element | differences of the oracle's loss |
+//! | divided | calls divided by heads and sequences, rows by heads | the bits of the whole; rules of one line each |
 //! | dropout | probabilities next to 0 and 1, and beyond | as attention and gradients; refused |
 //! | executors | threads that keep their promise, or do not | the same bits |
 //! | gradients | gradients of calls | the plain passes in `f64`; the same bits on two threads, in other layouts, behind masks, after a panic |

@@ -7,6 +7,7 @@ mod block_states;
 mod cache;
 mod channels;
 mod differences;
+mod divided;
 mod dropout;
 mod executors;
 mod gradients;
@@ -49,7 +50,7 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 30] = [
+pub(crate) static KINDS: [Kind; 31] = [
     kind("attention", 200, attention::check),
     kind("backward-pieces", 20, backward_pieces::check),
     kind("balance", 40, balance::check),
@@ -57,6 +58,7 @@ pub(crate) static KINDS: [Kind; 30] = [
     kind("cache", 40, cache::check),
     kind("channels", 20, channels::check),
     kind("differences", 20, differences::check),
+    kind("divided", 60, divided::check),
     kind("dropout", 20, dropout::check),
     kind("executors", 10, executors::check),
     kind("gradients", 50, gradients::check),
