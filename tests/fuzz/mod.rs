@@ -10,6 +10,7 @@
 //! | balance | plans for any number of workers | rules that hold for any division of work |
 //! | block-states | states of blocks of keys, folded and merged | the bits of one call; the oracle |
 //! | cache | histories of caches | lists of tokens; the same bits from tensors |
+//! | callers | a thread pool under several callers, whose tasks call and panic | each index once; the bits of one thread |
 //! | channels | calls over bytes with scales by channel | as attention |
 //! | differences | gradients of one element | differences of the oracle's loss |
 //! | divided | calls divided by heads and sequences, rows by heads | the bits of the whole; rules of one line each |

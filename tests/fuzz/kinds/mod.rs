@@ -5,6 +5,7 @@ mod backward_pieces;
 mod balance;
 mod block_states;
 mod cache;
+mod callers;
 mod channels;
 mod differences;
 mod divided;
@@ -50,12 +51,13 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 31] = [
+pub(crate) static KINDS: [Kind; 32] = [
     kind("attention", 200, attention::check),
     kind("backward-pieces", 20, backward_pieces::check),
     kind("balance", 40, balance::check),
     kind("block-states", 20, block_states::check),
     kind("cache", 40, cache::check),
+    kind("callers", 10, callers::check),
     kind("channels", 20, channels::check),
     kind("differences", 20, differences::check),
     kind("divided", 60, divided::check),
