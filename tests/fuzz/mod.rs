@@ -18,6 +18,7 @@
 //! | executors | threads that keep their promise, or do not | the same bits |
 //! | gradients | gradients of calls | the plain passes in `f64`; the same bits on two threads, in other layouts, behind masks, after a panic |
 //! | histories | histories of caches of up to 60 steps | as cache |
+//! | huge | huge views that repeat one row: planned, balanced, explained | definitions of one line each |
 //! | imports | files of caches, damaged | refused, or a cache that works |
 //! | kept | plans and workspaces of other calls | the bits of each call's own |
 //! | latent | histories of latent caches of integers | the bits of whole keys stored as values |

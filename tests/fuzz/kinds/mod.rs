@@ -13,6 +13,7 @@ mod dropout;
 mod executors;
 mod gradients;
 mod histories;
+mod huge;
 pub(crate) mod imports;
 mod kept;
 mod latent;
@@ -51,7 +52,7 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 32] = [
+pub(crate) static KINDS: [Kind; 33] = [
     kind("attention", 200, attention::check),
     kind("backward-pieces", 20, backward_pieces::check),
     kind("balance", 40, balance::check),
@@ -65,6 +66,7 @@ pub(crate) static KINDS: [Kind; 32] = [
     kind("executors", 10, executors::check),
     kind("gradients", 50, gradients::check),
     kind("histories", 5, histories::check),
+    kind("huge", 40, huge::check),
     kind("imports", 40, imports::check),
     kind("kept", 20, kept::check),
     kind("latent", 20, latent::check),
