@@ -16,6 +16,7 @@
 //! | divided | calls divided by heads and sequences, rows by heads | the bits of the whole; rules of one line each |
 //! | dropout | probabilities next to 0 and 1, and beyond | as attention and gradients; refused |
 //! | executors | threads that keep their promise, or do not | the same bits |
+//! | far-scores | gradients of rows with all scores far from 0 | the plain passes in `f64` |
 //! | gradients | gradients of calls | the plain passes in `f64`; the same bits on two threads, in other layouts, behind masks, after a panic |
 //! | histories | histories of caches of up to 60 steps | as cache |
 //! | huge | huge views that repeat one row: planned, balanced, explained | definitions of one line each |

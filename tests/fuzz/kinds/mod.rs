@@ -11,6 +11,7 @@ mod differences;
 mod divided;
 mod dropout;
 mod executors;
+mod far_scores;
 mod gradients;
 mod histories;
 mod huge;
@@ -52,7 +53,7 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 33] = [
+pub(crate) static KINDS: [Kind; 34] = [
     kind("attention", 200, attention::check),
     kind("backward-pieces", 20, backward_pieces::check),
     kind("balance", 40, balance::check),
@@ -64,6 +65,7 @@ pub(crate) static KINDS: [Kind; 33] = [
     kind("divided", 60, divided::check),
     kind("dropout", 20, dropout::check),
     kind("executors", 10, executors::check),
+    kind("far-scores", 60, far_scores::check),
     kind("gradients", 50, gradients::check),
     kind("histories", 5, histories::check),
     kind("huge", 40, huge::check),
