@@ -27,6 +27,7 @@
 //! | lengths | rows or keys around 4,096 | as attention and gradients |
 //! | masks | stock masks and what they are combined to | a definition of one line each; the bits of a tensor |
 //! | misfit, misfit-gradients | sizes that do not fit together | rules of one line each |
+//! | misfit-pieces | pieces that do not fit together | rules of one line each; nothing is written |
 //! | mixed | mixed batches over caches and pages | the oracle; the bits of ragged tensors, and of each sequence alone |
 //! | ndarray | arrays of ndarray, sliced, turned and broadcast | the bits of dense tensors |
 //! | pages, views | block tables, views | rules of one line each |

@@ -23,6 +23,7 @@ mod lengths;
 mod masks;
 mod misfit;
 mod misfit_gradients;
+mod misfit_pieces;
 mod mixed;
 mod ndarray;
 mod packed;
@@ -53,7 +54,7 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 34] = [
+pub(crate) static KINDS: [Kind; 35] = [
     kind("attention", 200, attention::check),
     kind("backward-pieces", 20, backward_pieces::check),
     kind("balance", 40, balance::check),
@@ -77,6 +78,7 @@ pub(crate) static KINDS: [Kind; 34] = [
     kind("masks", 40, masks::check),
     kind("misfit", 200, misfit::check),
     kind("misfit-gradients", 100, misfit_gradients::check),
+    kind("misfit-pieces", 100, misfit_pieces::check),
     kind("mixed", 25, mixed::check),
     kind("ndarray", 40, ndarray::check),
     kind("pages", 25, pages::check),
