@@ -43,7 +43,12 @@ pub(crate) fn sizes(rng: &mut Rng) -> Sizes {
 /// A case with every option that states take.
 pub(crate) fn draw(rng: &mut Rng) -> Case {
     let sizes = sizes(rng);
-    let mut case = draw_at(rng, Home::Tensors, sizes);
+    let mut case = loop {
+        let case = draw_at(rng, Home::Tensors, sizes);
+        if case.ragged.is_none() {
+            break case;
+        }
+    };
     if rng.one_in(3) {
         let (rows, keys) = case.longest();
         case.functions = functions(rng, rows, keys);
@@ -51,14 +56,9 @@ pub(crate) fn draw(rng: &mut Rng) -> Case {
     case
 }
 
-/// The same of these sizes, whose keys are there.
+/// The same of these sizes, whose keys are there; sequences of tensors may lie end to end.
 pub(crate) fn draw_at(rng: &mut Rng, home: Home, sizes: Sizes) -> Case {
-    let mut case = loop {
-        let case = draw_of(rng, home, sizes);
-        if case.ragged.is_none() {
-            break case;
-        }
-    };
+    let mut case = draw_of(rng, home, sizes);
     let (rows, keys) = case.longest();
     if rng.one_in(4) {
         own_positions(rng, &mut case);
@@ -146,7 +146,7 @@ impl Case {
 
     /// Some keys of every sequence with what options have for them; settings and functions are those of the whole.
     pub(crate) fn some_keys(&self, keys: Range<usize>) -> Self {
-        let all = self.k.shape[2];
+        let all = self.longest().1;
         let cut = |x: &Entries| {
             let [b, h, l, columns] = x.of.shape;
             let (first, n) = match x.cover {
@@ -159,15 +159,32 @@ impl Case {
         let [of_rows, of_keys] = &self.positions;
         let list = |all: &Vec<i32>| all[keys.start.min(all.len())..keys.end.min(all.len())].to_vec();
         let len = |&len: &usize| len.saturating_sub(keys.start).min(keys.len());
+        let ([k, v], ragged) = self.end_to_end(&keys);
         Self {
-            k: rows_of(&self.k, keys.clone()),
-            v: rows_of(&self.v, keys.clone()),
+            k,
+            v,
+            ragged,
             bias: self.bias.as_ref().map(|(x, dtype)| (cut(x), *dtype)),
             mask: self.mask.as_ref().map(|(x, polarity)| (cut(x), *polarity)),
             kv_lens: self.kv_lens.as_ref().map(|lens| lens.iter().map(len).collect()),
             positions: [of_rows.clone(), of_keys.as_ref().map(|all| all.iter().map(list).collect())],
             ..self.clone()
         }
+    }
+
+    /// Some keys and values of every sequence, and the ends of those that lie end to end.
+    fn end_to_end(&self, keys: &Range<usize>) -> ([Array; 2], Option<[Vec<usize>; 2]>) {
+        let both = [&self.k, &self.v];
+        let Some([rows, ends]) = &self.ragged else { return (both.map(|x| rows_of(x, keys.clone())), None) };
+        let of = |s: usize| ends[s + 1].min(ends[s] + keys.start)..ends[s + 1].min(ends[s] + keys.end);
+        let places: Vec<usize> = (0..self.batch()).flat_map(of).collect();
+        let mut mine = vec![0];
+        (0..self.batch()).for_each(|s| mine.push(mine[s] + of(s).len()));
+        let cut = |x: &Array| {
+            let [b, h, _, d] = x.shape;
+            Array::from_fn([b, h, places.len(), d], |[b, h, l, d]| x.get([b, h, places[l], d]))
+        };
+        (both.map(cut), Some([rows.clone(), mine]))
     }
 
     /// True if range rules and lengths, the mask and the classes of the mask function each show some row some of these keys:

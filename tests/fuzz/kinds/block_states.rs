@@ -56,10 +56,10 @@ struct Blocks<'a> {
 impl Blocks<'_> {
     fn check(&self, rng: &mut Rng) {
         let wanted = Wanted { out: any_dtype(rng), lse: rng.one_in(2), ..Wanted::LEAST };
-        let (parts, mut blocks) = (whole_blocks(rng, self.case.k.shape[2]), BlockStates::new());
+        let (parts, mut blocks) = (whole_blocks(rng, self.case.longest().1), BlockStates::new());
         let mut states = self.states();
         // Rows that share a key/value head. Sixteen fit always, more than 128 never.
-        let rows = if self.case.heads() > 0 { self.case.sharing() * self.case.q.shape[2] } else { 0 };
+        let rows = if self.case.heads() > 0 { self.case.sharing() * self.case.longest().0 } else { 0 };
         let merges = !self.home.is_integers() && rng.one_in(3);
         for keys in &parts {
             self.refused(rng, &mut blocks, &mut states);
@@ -111,7 +111,7 @@ impl Blocks<'_> {
             return;
         }
         let before = bits(states);
-        let some = self.case.some_keys(0..self.case.k.shape[2].min(5));
+        let some = self.case.some_keys(0..self.case.longest().1.min(5));
         let stage = Stage::new(rng, &some, self.home);
         let first = rng.pick(&[1, 255, 257, usize::MAX]);
         let refused = blocks.compute(&some.attention(), stage.inputs(), first, self.exec);

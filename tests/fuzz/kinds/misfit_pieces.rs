@@ -5,15 +5,16 @@ use crate::fuzzer::place::Placed;
 use crate::fuzzer::rng::Rng;
 use sdpa::{
     Alignment, Attention, AttnState, BackwardState, BlockStates, Error, Exec, Gradients, Inputs, KeyGradientShape,
-    KeyGradientSums, Mods, Position, Saved, View,
+    KeyGradientSums, Mask, Mods, Position, Saved, View, Window,
 };
 
 const ONE: [f32; 1] = [0.25];
 
 pub(super) fn check(rng: &mut Rng) {
-    match rng.below(4) {
+    match rng.below(5) {
         0 => key_gradients(rng),
         1 => needs(rng),
+        2 => merges(rng),
         _ => backward(rng),
     }
 }
@@ -191,6 +192,76 @@ fn needs(rng: &mut Rng) {
     let late = state.starting_at(96).err();
     assert!(matches!(late, Some(Error::Needs { .. })), "{late:?}");
     shaped_bias(rng, [b, h, l, n], saved);
+}
+
+/// Settings and options in which states must agree.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Agreed {
+    scale: Option<f32>,
+    softcap: Option<f32>,
+    causal: bool,
+    left: Option<usize>,
+    offset: isize,
+    slope: Option<f32>,
+    options: [bool; 3],
+}
+
+impl Agreed {
+    fn draw(rng: &mut Rng) -> Self {
+        let left = rng.pick(&[None, None, Some(1)]);
+        let options = [(); 3].map(|()| rng.one_in(4));
+        // A head of four numbers has the scale ½.
+        let (scale, softcap) = (rng.pick(&[None, Some(0.5), Some(0.25)]), rng.pick(&[None, None, Some(2.0)]));
+        let slope = rng.pick(&[None, None, Some(0.5), Some(0.25)]);
+        Self { scale, softcap, causal: rng.one_in(3), left, offset: rng.pick(&[0, 0, 3]), slope, options }
+    }
+
+    /// The same effect in the same words.
+    fn by_effect(self) -> Self {
+        let measures = self.causal || self.left.is_some() || self.slope.is_some();
+        Self { scale: Some(self.scale.unwrap_or(0.5)), offset: if measures { self.offset } else { 0 }, ..self }
+    }
+}
+
+/// A later state of other settings or kinds of options is refused.
+fn merges(rng: &mut Rng) {
+    let mut both = [Agreed::draw(rng); 2];
+    if rng.one_in(2) {
+        let Agreed { scale, softcap, causal, left, offset, slope, options } = Agreed::draw(rng);
+        match rng.below(7) {
+            0 => both[1].scale = scale,
+            1 => both[1].softcap = softcap,
+            2 => both[1].causal = causal,
+            3 => both[1].left = left,
+            4 => both[1].offset = offset,
+            5 => both[1].slope = slope,
+            _ => both[1].options = options,
+        }
+    }
+    let (q, kv, byte, lens) = (view([1, 1, 1, 4]), view([1, 1, 0, 4]), [1u8], [300]);
+    let mask = Mask::keep(View::bhld(&byte, [1, 1, 1, 1]).expect("dense"));
+    let slopes = both.map(|agreed| [agreed.slope.unwrap_or(0.0)]);
+    let mut states = [0, 1].map(|n| {
+        let Agreed { scale, softcap, causal, left, offset, slope, options } = both[n];
+        let mut attention = Attention::new().align(Alignment::Offset(offset));
+        attention = scale.map_or(attention, |x| attention.scale(x));
+        attention = softcap.map_or(attention, |x| attention.softcap(x));
+        attention = left.map_or(attention, |left| attention.window(Window::inclusive(Some(left), None)));
+        attention = if causal { attention.causal() } else { attention };
+        let mut inputs = Inputs::new(q, kv, kv);
+        inputs = if options[0] { inputs.bias(view([1, 1, 1, 1])) } else { inputs };
+        inputs = if options[1] { inputs.mask(mask) } else { inputs };
+        inputs = if options[2] { inputs.kv_lens(&lens) } else { inputs };
+        inputs = slope.map_or(inputs, |_| inputs.alibi(&slopes[n]));
+        AttnState::from_inputs(attention, inputs, Exec::serial()).expect("a good state")
+    });
+    states[0].push(view([1, 1, 256, 4]), view([1, 1, 256, 4])).expect("they fit");
+    let [mut state, later] = states;
+    let mut later = later.starting_at(256).expect("a whole block");
+    later.push(view([1, 1, 5, 4]), view([1, 1, 5, 4])).expect("they fit");
+    let (merged, fits) = (state.merge(&later), both[0].by_effect() == both[1].by_effect());
+    assert!(if fits { merged.is_ok() } else { matches!(merged, Err(Error::Differs { .. })) }, "{both:?}: {merged:?}");
+    assert_eq!(state.len(), if fits { 261 } else { 256 }, "{both:?}");
 }
 
 /// A gradient in the bias of any shape.
