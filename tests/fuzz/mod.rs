@@ -6,11 +6,11 @@
 //! | attention | calls: sizes, strides, types, options, sources | an oracle in `f64` with its own bounds; the same bits by other ways |
 //! | | what is behind masks | the same bits |
 //! | | functions that lie or panic | nothing else is written; the next call is right |
-//! | backward-pieces | backward passes whose rows and keys come in pieces | the bits of one call |
+//! | backward-pieces | backward passes over rows and keys in pieces | the bits of one call |
 //! | balance | plans for any number of workers | rules that hold for any division of work |
 //! | block-states | states of blocks of keys, folded and merged | the bits of one call; the oracle |
 //! | cache | histories of caches | lists of tokens; the same bits from tensors |
-//! | callers | a thread pool under several callers, whose tasks call and panic | each index once; the bits of one thread |
+//! | callers | a thread pool under several callers, with tasks that call and panic | each index once; the bits of one thread |
 //! | channels | calls over bytes with scales by channel | as attention |
 //! | differences | gradients of one element | differences of the oracle's loss |
 //! | divided | calls divided by heads and sequences, rows by heads | the bits of the whole; rules of one line each |
@@ -32,7 +32,7 @@
 //! | ndarray | arrays of ndarray, sliced, turned and broadcast | the bits of dense tensors |
 //! | pages, views | block tables, views | rules of one line each |
 //! | partial | biases and masks by key/value head, of the last keys, with a period | the oracle, and the bits, of whole ones; sums of their gradients |
-//! | pieces | states whose rows and keys come in pieces, with every option they take | the bits of one call; the oracle |
+//! | pieces | states over rows and keys in pieces, with every option they take | the bits of one call; the oracle |
 //! | pools | histories of page pools | lists of tokens; the same bits from tensors |
 //! | states | states and merges that do not fit together | rules of one line each |
 //! | stops | calls that are stopped | rows are whole or untouched; the next call is right |

@@ -1,4 +1,4 @@
-//! Cases whose rows and keys come in pieces: what states take, and a case's part over some rows or keys of every sequence.
+//! Cases in pieces: what states take, and a case's part over some rows or keys of every sequence.
 
 use super::array::Array;
 use super::case::{Case, Cover, Entries, Settings};
@@ -56,7 +56,7 @@ pub(crate) fn draw(rng: &mut Rng) -> Case {
     case
 }
 
-/// The same of these sizes, whose keys are there; sequences of tensors may lie end to end.
+/// A case of these sizes with its keys in a given source; sequences of tensors may lie end to end.
 pub(crate) fn draw_at(rng: &mut Rng, home: Home, sizes: Sizes) -> Case {
     let mut case = draw_of(rng, home, sizes);
     let (rows, keys) = case.longest();

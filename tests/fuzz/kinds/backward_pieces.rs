@@ -1,4 +1,4 @@
-//! Backward passes whose rows and keys come in pieces: the bits of one call.
+//! Backward passes over rows and keys in pieces: the bits of one call.
 
 use crate::fuzzer::array::{Array, Layout, indices};
 use crate::fuzzer::compare::Written;
@@ -109,8 +109,8 @@ impl Pieces<'_> {
         all
     }
 
-    /// Pushes the next keys, or passes over them if neither these rows nor earlier or later ones see them. Returns the gradient in
-    /// their part of the bias, if it is asked for.
+    /// Pushes the next keys, or passes over them if `skip` allows it. Returns the gradient in their part of the bias, if it is asked
+    /// for.
     fn push(
         &self,
         rng: &mut Rng,
@@ -235,8 +235,8 @@ impl Pieces<'_> {
         }
     }
 
-    /// Panics unless parts of rows are the whole: bit by bit if each has rows of its own, or there is one part; otherwise as a sum,
-    /// up to rounding.
+    /// Panics unless the parts are the whole: bit by bit if they share no row or there is one part, otherwise as a sum, up to
+    /// rounding.
     fn same_sum(&self, n: usize, what: &str, parts: &[&Written], expected: &Written) {
         let [.., rows, _] = expected.bits.shape;
         if parts.is_empty() {

@@ -46,7 +46,7 @@ fn home(rng: &mut Rng) -> Home {
     }
 }
 
-/// A case whose keys lie in parts.
+/// A case with its keys in parts.
 struct Blocks<'a> {
     case: &'a Case,
     home: Home,

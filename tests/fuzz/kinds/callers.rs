@@ -1,4 +1,5 @@
-//! A thread pool under several callers at once, whose tasks call it again or panic: each index once; the bits of one thread.
+//! A thread pool under several callers at once, with tasks that call it again or panic: each index once; the bits of one
+//! thread.
 
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::Results;

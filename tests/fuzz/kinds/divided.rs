@@ -245,7 +245,7 @@ fn end_to_end(case: &Case, here: Range<usize>, period: Option<usize>) -> EndToEn
 }
 
 impl Array {
-    /// The element of a sequence, which may share its entry with all.
+    /// The element of a sequence. All may share one entry.
     fn repeated_in(&self, s: usize, [h, i, j]: [usize; 3]) -> f32 {
         self.get([if self.shape[0] == 1 { 0 } else { s }, h, i, j])
     }

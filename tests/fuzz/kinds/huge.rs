@@ -1,5 +1,5 @@
-//! Calls over huge views that repeat one row: planned, balanced and explained, by definitions of one line, and run if few keys are
-//! seen.
+//! Calls over huge views that repeat one row: planned, balanced and explained, by definitions of one line; run if rows see few
+//! keys.
 
 use crate::fuzzer::kinds::balance::check_rules;
 use crate::fuzzer::pieces::any_isa;

@@ -1,4 +1,4 @@
-//! States whose parts do not fit together: refused by rules of one line each, with nothing written and no sum changed.
+//! States, keys and sums that do not fit together: refused by rules of one line each, with nothing written and no sum changed.
 
 use crate::fuzzer::array::{At, Layout};
 use crate::fuzzer::place::Placed;

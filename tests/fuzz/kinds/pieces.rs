@@ -1,4 +1,4 @@
-//! States of the forward pass whose rows and keys come in pieces, with every option that they take: the bits of one call.
+//! States of the forward pass over rows and keys in pieces, with every option that they take: the bits of one call.
 
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::{Place, Results};
@@ -52,14 +52,14 @@ impl Pieces<'_> {
     /// What one call over all keys of a case gives.
     fn whole(&self, rng: &mut Rng, case: &Case, wanted: Wanted) -> Results {
         let (stage, mut outs) = (Stage::new(rng, case, Home::Tensors), Outs::blank(rng, case, wanted));
-        // Where a case has two functions, its stage adds a third, which takes weights one by one.
+        // A stage adds a weight function to two others. Weights are then normalised before they are multiplied: other bits.
         let Some(mods) = case.piece_mods() else { return stage.run("one call", &mut outs, self.exec) };
         let problem = case.attention().problem(stage.inputs(), outs.outputs()).expect("a good call");
         problem.run_once_with(self.exec, Run::new().mods(&mods)).expect("good functions");
         outs.take("one call")
     }
 
-    /// One state, read on the way, whose keys are pushed, or passed over if nobody sees them.
+    /// One state, read on the way. Keys are pushed, or passed over if no row sees them.
     fn one(&self, rng: &mut Rng, wanted: Wanted, expected: &Results, workspace: Workspace) -> Workspace {
         let (stage, mods) = (Stage::new(rng, self.case, Home::Tensors), self.case.piece_mods());
         let mut state = self.state(&stage, mods.as_ref(), workspace);
@@ -107,7 +107,7 @@ impl Pieces<'_> {
         }
     }
 
-    /// Each stretch of rows in a state of its own.
+    /// A state for each stretch of rows.
     fn rows(&self, rng: &mut Rng, wanted: Wanted, expected: &Results) {
         let (keys, mut workspace) = (self.case.k.shape[2], Workspace::new());
         if self.is_far() {
@@ -147,7 +147,7 @@ impl Pieces<'_> {
         }
     }
 
-    /// Pushes the next keys, after what is refused; or passes over them, which is refused if and only if a row may see one.
+    /// Pushes the next keys, or passes over them. `skip` refuses if and only if a row may see one.
     fn take(&self, rng: &mut Rng, state: &mut AttnState<'_>, keys: Range<usize>) {
         if rng.one_in(4) {
             let seen = self.case.may_be_seen(keys.clone());
