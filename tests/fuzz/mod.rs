@@ -6,24 +6,33 @@
 //! | attention | calls: sizes, strides, types, options, sources | an oracle in `f64` with its own bounds; the same bits by other ways |
 //! | | what is behind masks | the same bits |
 //! | | functions that lie or panic | nothing else is written; the next call is right |
+//! | backward-pieces | backward passes over rows and keys in pieces | the bits of one call |
 //! | balance | plans for any number of workers | rules that hold for any division of work |
+//! | block-states | states of blocks of keys, folded and merged | the bits of one call; the oracle |
 //! | cache | histories of caches | lists of tokens; the same bits from tensors |
+//! | callers | a thread pool under several callers, with tasks that call and panic | each index once; the bits of one thread |
 //! | channels | calls over bytes with scales by channel | as attention |
 //! | differences | gradients of one element | differences of the oracle's loss |
+//! | divided | calls divided by heads and sequences, rows by heads | the bits of the whole; rules of one line each |
 //! | dropout | probabilities next to 0 and 1, and beyond | as attention and gradients; refused |
 //! | executors | threads that keep their promise, or do not | the same bits |
+//! | far-scores | gradients of rows with all scores far from 0 | the plain passes in `f64` |
 //! | gradients | gradients of calls | the plain passes in `f64`; the same bits on two threads, in other layouts, behind masks, after a panic |
 //! | histories | histories of caches of up to 60 steps | as cache |
+//! | huge | huge views that repeat one row: planned, balanced, explained | definitions of one line each |
 //! | imports | files of caches, damaged | refused, or a cache that works |
+//! | kept | plans and workspaces of other calls | the bits of each call's own |
 //! | latent | histories of latent caches of integers | the bits of whole keys stored as values |
 //! | layers | histories of the caches of several layers, and of a pool | the same changes of each alone, or none |
 //! | lengths | rows or keys around 4,096 | as attention and gradients |
 //! | masks | stock masks and what they are combined to | a definition of one line each; the bits of a tensor |
 //! | misfit, misfit-gradients | sizes that do not fit together | rules of one line each |
+//! | misfit-pieces | pieces that do not fit together | rules of one line each; nothing is written |
 //! | mixed | mixed batches over caches and pages | the oracle; the bits of ragged tensors, and of each sequence alone |
 //! | ndarray | arrays of ndarray, sliced, turned and broadcast | the bits of dense tensors |
 //! | pages, views | block tables, views | rules of one line each |
 //! | partial | biases and masks by key/value head, of the last keys, with a period | the oracle, and the bits, of whole ones; sums of their gradients |
+//! | pieces | states over rows and keys in pieces, with every option they take | the bits of one call; the oracle |
 //! | pools | histories of page pools | lists of tokens; the same bits from tensors |
 //! | states | states and merges that do not fit together | rules of one line each |
 //! | stops | calls that are stopped | rows are whole or untouched; the next call is right |
@@ -49,6 +58,7 @@ mod memory;
 mod oracle;
 mod outs;
 mod parts;
+mod pieces;
 mod place;
 mod poison;
 mod rng;

@@ -46,6 +46,8 @@ pub(crate) struct How<'a> {
     /// Threads to run on, if not those of the current pool, and what may stop the call.
     pub(crate) executor: Option<&'a (dyn Executor + Sync)>,
     pub(crate) stop: Option<&'a (dyn Fn() -> bool + Sync)>,
+    /// A plan, of this call or another; by default one is made.
+    pub(crate) plan: Option<&'a Plan>,
 }
 
 /// Reason why a call did not come to its end.
@@ -57,7 +59,7 @@ pub(crate) enum Unfinished {
 
 impl<'a> From<Exec<'a>> for How<'a> {
     fn from(exec: Exec<'a>) -> Self {
-        Self { exec, fuse: None, executor: None, stop: None }
+        Self { exec, fuse: None, executor: None, stop: None, plan: None }
     }
 }
 
@@ -150,7 +152,7 @@ impl<'c> Stage<'c> {
         workspace: &mut Workspace,
     ) -> Result<(), Unfinished> {
         let problem = self.case.attention().problem(self.inputs(), outputs).expect("a good call");
-        let plan = Plan::new(&problem, how.exec);
+        let plan = how.plan.copied().unwrap_or_else(|| Plan::new(&problem, how.exec));
         let run = || go(problem, &plan, workspace, &self.case.functions, how);
         let done = if how.fuse.is_none() { Ok(run()) } else { catch_unwind(AssertUnwindSafe(run)) };
         match done {
@@ -161,6 +163,16 @@ impl<'c> Stage<'c> {
             Err(thrown) if thrown.is::<Thrown>() => Err(Unfinished::Thrown),
             Err(other) => resume_unwind(other),
         }
+    }
+
+    /// The plan of the call.
+    pub(crate) fn plan(&self, outputs: Outputs<'_>, exec: Exec) -> Plan {
+        self.told_of(outputs, |problem| Plan::new(problem, exec))
+    }
+
+    /// What a function says of the call.
+    pub(crate) fn told_of<T>(&self, outputs: Outputs<'_>, of: impl FnOnce(&Problem<'_>) -> T) -> T {
+        of(&self.case.attention().problem(self.inputs(), outputs).expect("a good call"))
     }
 
     /// Everything that a good call writes.

@@ -55,7 +55,8 @@ fn efficiency(busy: &[f64], workers: usize) -> f64 {
     if busy.is_empty() { 1.0 } else { busy.iter().sum::<f64>() / workers as f64 }
 }
 
-fn check_rules(what: &str, busy: &[f64], workers: usize) {
+/// Panics unless the fractions in which workers work are ones.
+pub(super) fn check_rules(what: &str, busy: &[f64], workers: usize) {
     assert!(busy.len() <= workers, "{what}: {workers} workers, {busy:?}");
     assert!(busy.iter().all(|&busy| busy > 0.0 && busy <= 1.0), "{what}: {workers} workers, {busy:?}");
     let efficiency = efficiency(busy, workers);

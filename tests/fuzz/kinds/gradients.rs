@@ -1,6 +1,7 @@
 //! Gradients: against the plain passes in `f64` where numbers are tame, and then the same bits in other ways.
 
 mod errors;
+mod kept;
 
 use crate::fuzzer::array::{Array, Layout};
 use crate::fuzzer::bits::{Recorder, settle, sizes};
@@ -30,8 +31,8 @@ pub(super) struct Back {
     pub(super) d_out: (Array, Dtype),
     pub(super) d_lse: Option<Array>,
     /// Which gradients are asked for, of those that the call has, and the types of the first three.
-    which: [bool; 8],
-    dtypes: [Dtype; 3],
+    pub(super) which: [bool; 8],
+    pub(super) dtypes: [Dtype; 3],
 }
 
 /// What a backward call wrote; `None` for what was not asked for.
@@ -50,11 +51,13 @@ struct How<'a> {
     fuse: Option<&'a Fuse>,
     executor: &'a (dyn Executor + Sync),
     workspace: &'a mut Workspace,
+    /// A plan, of this call or another; by default one is made.
+    plan: Option<BackwardPlan>,
 }
 
 impl<'a> How<'a> {
     fn new(exec: Exec<'a>, workspace: &'a mut Workspace) -> Self {
-        Self { exec, fuse: None, executor: &CurrentPool, workspace }
+        Self { exec, fuse: None, executor: &CurrentPool, workspace, plan: None }
     }
 }
 
@@ -269,7 +272,7 @@ impl Back {
             };
         }
         let problem = self.case.attention().backward(stage.inputs(), saved, gradients)?;
-        let plan = BackwardPlan::new(&problem, how.exec);
+        let plan = how.plan.unwrap_or_else(|| BackwardPlan::new(&problem, how.exec));
         let (functions, fuse, none) = (self.case.functions, how.fuse, Mods::new());
         let origin = functions.origin;
         let score = functions.score.map(|function| Bound { function, origin, fuse });
@@ -291,7 +294,7 @@ impl Back {
     }
 
     /// Shapes of the gradients there are.
-    fn shapes(&self) -> [Option<[usize; 4]>; 8] {
+    pub(super) fn shapes(&self) -> [Option<[usize; 4]>; 8] {
         let Case { q, k, v, bias, sinks, alibi, .. } = &self.case;
         let list = |x: &Option<Vec<f32>>| x.as_ref().map(|x| [1, 1, 1, x.len()]);
         let bias = bias.as_ref().map(|(x, _)| x.of.shape);
@@ -334,7 +337,7 @@ impl Back {
     }
 
     /// What the plain passes say.
-    fn oracle<T: naive::Real>(&self) -> [Vec<T>; 8] {
+    pub(super) fn oracle<T: naive::Real>(&self) -> [Vec<T>; 8] {
         let rng = &mut Rng::of_call(0, 0);
         let stage = Stage::new(rng, &self.case, Home::Tensors);
         let d_out = AnyPlaced::of(rng, &self.d_out.0, self.d_out.1);

@@ -1,26 +1,35 @@
 //! Kinds of cases. A new one is a file here with a function `check`, its `mod` line, and a row of [`KINDS`].
 
 pub(crate) mod attention;
+mod backward_pieces;
 mod balance;
+mod block_states;
 mod cache;
+mod callers;
 mod channels;
 mod differences;
+mod divided;
 mod dropout;
 mod executors;
+mod far_scores;
 mod gradients;
 mod histories;
+mod huge;
 pub(crate) mod imports;
+mod kept;
 mod latent;
 mod layers;
 mod lengths;
 mod masks;
 mod misfit;
 mod misfit_gradients;
+mod misfit_pieces;
 mod mixed;
 mod ndarray;
 mod packed;
 mod pages;
 mod partial;
+mod pieces;
 mod pools;
 mod states;
 mod stops;
@@ -45,27 +54,36 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 26] = [
+pub(crate) static KINDS: [Kind; 35] = [
     kind("attention", 200, attention::check),
+    kind("backward-pieces", 20, backward_pieces::check),
     kind("balance", 40, balance::check),
+    kind("block-states", 20, block_states::check),
     kind("cache", 40, cache::check),
+    kind("callers", 10, callers::check),
     kind("channels", 20, channels::check),
     kind("differences", 20, differences::check),
+    kind("divided", 60, divided::check),
     kind("dropout", 20, dropout::check),
     kind("executors", 10, executors::check),
+    kind("far-scores", 60, far_scores::check),
     kind("gradients", 50, gradients::check),
     kind("histories", 5, histories::check),
+    kind("huge", 40, huge::check),
     kind("imports", 40, imports::check),
+    kind("kept", 20, kept::check),
     kind("latent", 20, latent::check),
     kind("layers", 20, layers::check),
     kind("lengths", 5, lengths::check),
     kind("masks", 40, masks::check),
     kind("misfit", 200, misfit::check),
     kind("misfit-gradients", 100, misfit_gradients::check),
+    kind("misfit-pieces", 100, misfit_pieces::check),
     kind("mixed", 25, mixed::check),
     kind("ndarray", 40, ndarray::check),
     kind("pages", 25, pages::check),
     kind("partial", 60, partial::check),
+    kind("pieces", 40, pieces::check),
     kind("pools", 20, pools::check),
     kind("states", 100, states::check),
     kind("stops", 10, stops::check),

@@ -78,7 +78,7 @@ impl Back {
     }
 
     /// Panics unless gradients are as close to those in `f64` as those of the plain passes in `f32`, about.
-    pub(super) fn close(&self, what: &str, all: &All, expected: &[Vec<f64>; 8], plain: &[Vec<f32>; 8]) {
+    pub(crate) fn close(&self, what: &str, all: &All, expected: &[Vec<f64>; 8], plain: &[Vec<f32>; 8]) {
         let relative = self.weight_error().max(1e-4);
         for (n, (written, noise)) in all.iter().zip(self.noise()).enumerate() {
             let Some(Written { bits, dtype }) = written else { continue };
