@@ -55,7 +55,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Time of one sequence: of QKᵀ and PV over the range of keys that its rows see, or, with few rows, of reading these keys
+    /// Time of one sequence: of QKᵀ and PV over the ranges of keys that its rows see, or, with few rows, of reading these keys
     /// and values. Sequences that share tensors read them together.
     fn work_of(&self, &Sequence { q_len, kv_len, offset, .. }: &Sequence) -> f64 {
         let (call, shape) = (&self.call, self.shape);
@@ -64,13 +64,13 @@ impl<'a> Problem<'a> {
         }
         let all = call.options.own_positions().is_some() || self.outputs.points.iter().any(Option::is_some);
         let last = offset.saturating_add_unsigned(q_len - 1);
-        let keys = if all { 0..kv_len } else { call.visible.key_range(offset, last, kv_len) };
+        let [kept, others] = if all { [0..0, 0..kv_len] } else { call.visible.key_ranges(offset, last, kv_len) };
         let shared = |tensors: [Tensor<'_>; 2]| tensors.iter().all(|x| x.strides()[0] == 0);
         let shared = call.options.ragged.is_none() && call.kv.tensors().is_some_and(shared);
         let readers = if shared { call.sequence_count() as f64 } else { 1.0 };
         let flops = 2.0 * q_len as f64 * shape.heads as f64 * (shape.head_dim + shape.value_dim) as f64;
         let bytes = shape.kv_heads as f64 * call.kv.token_bytes() as f64;
-        keys.len() as f64 * flops.max(FLOPS_PER_BYTE * bytes / readers)
+        (kept.len() + others.len()) as f64 * flops.max(FLOPS_PER_BYTE * bytes / readers)
     }
 
     /// Sizes of the call.

@@ -167,7 +167,7 @@ impl Visible {
 
     /// Returns two ranges, the second after the first, that hold every key visible to any row at positions `first..=last`: the
     /// first keys that a window keeps, and the others.
-    pub(crate) fn key_ranges(&self, first: isize, last: isize, kv_len: usize) -> [Range<usize>; 2] {
+    pub fn key_ranges(&self, first: isize, last: isize, kv_len: usize) -> [Range<usize>; 2] {
         // Bounds move with the position: the first row's range starts first, the last row's ends last.
         let (first, last) = (self.bounds(first, kv_len), self.bounds(last, kv_len));
         let start = first.start.min(kv_len).max(last.prefix);

@@ -83,7 +83,7 @@ impl Call<'_> {
     fn visible_keys(&self, sequence: usize) -> Range<usize> {
         let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
         let (first, last) = match self.row_positions(sequence).map(least_and_most) {
-            _ if q_len == 0 => return 0..0,
+            _ if self.rows_of(sequence) == 0 => return 0..0,
             _ if !self.visible.hides_keys() || self.options.key_positions.is_some() => return 0..kv_len,
             Some([least, most]) => (least as isize, most as isize),
             None => (offset, offset.saturating_add_unsigned(q_len - 1)),

@@ -8,7 +8,7 @@ use crate::attention::schedule::work::{Schedule, Work};
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 
-/// Rows that reading or packing a key takes the time of.
+/// Cost of reading or packing a key, in query rows.
 const READING: u64 = 3;
 
 /// Costs of all that workers take one after the other, in the order in which they take it, in visible pairs of a query row
@@ -55,15 +55,17 @@ impl Call<'_> {
     /// Returns the cost of rows of one sequence: the keys that each of them sees, and reading all of these.
     fn cost_of_rows(&self, set: &RowSet<'_>) -> u64 {
         let sequence = self.sequence(set.sequence);
-        let (mut pairs, mut first, mut end) = (0u64, usize::MAX, 0);
+        let (mut pairs, mut kept, mut first, mut end) = (0u64, 0, usize::MAX, 0);
         for row in set.rows.clone() {
-            let (from, to) = self.keys_of_row(&sequence, row % sequence.q_len).key_range();
-            if from < to {
-                pairs = pairs.saturating_add((to - from) as u64);
-                (first, end) = (first.min(from), end.max(to));
+            let keys = self.keys_of_row(&sequence, row % sequence.q_len);
+            kept = kept.max(keys.prefix);
+            if keys.start < keys.end {
+                (first, end) = (first.min(keys.start), end.max(keys.end));
             }
+            pairs = pairs.saturating_add((keys.prefix + keys.end.saturating_sub(keys.start)) as u64);
         }
-        pairs.saturating_add(READING.saturating_mul(end.saturating_sub(first) as u64))
+        let read = kept + end.saturating_sub(first.max(kept));
+        pairs.saturating_add(READING.saturating_mul(read as u64))
     }
 
     /// Returns the cost of a unit, for all the sequences that share its block.
