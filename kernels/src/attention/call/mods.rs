@@ -130,7 +130,8 @@ pub trait ScoreMod: Send + Sync {
 /// Mask function: decides which keys a row may attend to.
 ///
 /// Closures `Fn(Position) -> bool` are mask functions, and so are `&dyn MaskMod`, `Box<dyn MaskMod>` and `Arc<dyn
-/// MaskMod>`, for functions chosen at run time. Implement the trait to classify blocks as well.
+/// MaskMod>`, for functions chosen at run time; an `Option` of a mask function is one, too, and hides nothing if it is `None`.
+/// Implement the trait to classify blocks as well.
 pub trait MaskMod: Send + Sync {
     /// Returns true if the row may attend to the key.
     fn keep(&self, at: Position) -> bool;
@@ -173,6 +174,13 @@ pub trait MaskMod: Send + Sync {
         let _ = call;
         Ok(())
     }
+    /// Returns an error if the mask does not fit the rows of one sequence; the call is then refused. Asked once for each
+    /// sequence that has rows, before anything is written, with all its rows and keys; a state asks with its own rows and
+    /// no keys. The head is 0. Closures return `Ok`.
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        let _ = rows;
+        Ok(())
+    }
     /// Returns the mask that keeps what both masks keep.
     fn and<M: MaskMod>(self, other: M) -> And<Self, M>
     where
@@ -194,7 +202,7 @@ pub trait MaskMod: Send + Sync {
     {
         Not(self)
     }
-    /// Returns false for `()` alone, which is no function: its pass is not made.
+    /// Returns false for `()` and `None`, which are no function: the pass is not made.
     #[doc(hidden)]
     fn is_given(&self) -> bool {
         true
@@ -293,6 +301,29 @@ impl MaskMod for () {
     }
     fn is_given(&self) -> bool {
         false
+    }
+}
+
+/// A mask that may be missing: `None` leaves visibility unchanged, as `()` does.
+impl<M: MaskMod> MaskMod for Option<M> {
+    #[inline(always)]
+    fn keep(&self, at: Position) -> bool {
+        self.as_ref().is_none_or(|mask| mask.keep(at))
+    }
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        self.as_ref().map_or(BlockClass::All, |mask| mask.class(block))
+    }
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        self.as_ref().map_or(Some(block.keys.start), |mask| mask.next_kept(block))
+    }
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        self.as_ref().map_or(Ok(()), |mask| mask.fits(call))
+    }
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        self.as_ref().map_or(Ok(()), |mask| mask.fits_rows(rows))
+    }
+    fn is_given(&self) -> bool {
+        self.as_ref().is_some_and(M::is_given)
     }
 }
 
