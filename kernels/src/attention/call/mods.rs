@@ -91,7 +91,7 @@ impl FromIterator<bool> for BlockClass {
 /// Function of score and position, applied after softcap, bias and ALiBi, before keys are hidden. −∞ hides the key.
 ///
 /// Closures `Fn(f32, Position) -> f32` are score functions, and so are `&dyn ScoreMod`, `Box<dyn ScoreMod>` and
-/// `Arc<dyn ScoreMod>`, for functions chosen at run time.
+/// `Arc<dyn ScoreMod>`, for functions chosen at run time. [`Mods`] says what to mind in a function that makes a call.
 pub trait ScoreMod: Send + Sync {
     /// Returns the new score.
     fn score(&self, score: f32, at: Position) -> f32;
@@ -131,7 +131,7 @@ pub trait ScoreMod: Send + Sync {
 ///
 /// Closures `Fn(Position) -> bool` are mask functions, and so are `&dyn MaskMod`, `Box<dyn MaskMod>` and `Arc<dyn
 /// MaskMod>`, for functions chosen at run time; an `Option` of a mask function is one, too, and hides nothing if it is `None`.
-/// Implement the trait to classify blocks as well.
+/// Implement the trait to classify blocks as well. [`Mods`] says what to mind in a function that makes a call.
 pub trait MaskMod: Send + Sync {
     /// Returns true if the row may attend to the key.
     fn keep(&self, at: Position) -> bool;
@@ -246,7 +246,7 @@ where
 /// Function of the finished weight and its position, applied to visible keys. Costs a second pass over the keys.
 ///
 /// Closures `Fn(f32, Position) -> f32` are weight functions, and so are `&dyn WeightMod`, `Box<dyn WeightMod>` and
-/// `Arc<dyn WeightMod>`, for functions chosen at run time.
+/// `Arc<dyn WeightMod>`, for functions chosen at run time. [`Mods`] says what to mind in a function that makes a call.
 pub trait WeightMod: Send + Sync {
     /// Returns the new weight.
     fn weight(&self, weight: f32, at: Position) -> f32;
@@ -339,7 +339,11 @@ impl WeightMod for () {
 }
 
 /// Functions of scores, positions and weights, or `()` where there is none. The fused pass calls them for a row and several
-/// neighbouring keys at a time.
+/// neighbouring keys at a time, on the threads of the call.
+///
+/// A function that makes a call on rayon's pool while it holds a lock or fills a `OnceLock` may wait for itself: rayon gives a
+/// thread that waits another task of the outer call, and that runs the function again. Fill the cell before the call, or name
+/// `Exec::serial()` or a `ThreadPool` for the inner call; another rayon pool does not help.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mods<S = (), M = (), P = ()> {
     /// Score function.
