@@ -65,10 +65,11 @@ impl<'a> Call<'a> {
         self.options.row_positions.map(|all| all[sequence])
     }
 
-    /// Positions that the keys of a sequence have of their own.
+    /// Positions that the keys of a sequence have of their own, without those of padding.
     #[inline(always)]
     pub(crate) fn key_positions(&self, sequence: usize) -> Option<&'a [i32]> {
-        self.options.key_positions.map(|all| all[sequence])
+        let positions = self.options.key_positions?[sequence];
+        Some(self.options.kv_lens.map_or(positions, |lens| &positions[..lens[sequence]]))
     }
 }
 
