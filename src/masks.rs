@@ -73,6 +73,9 @@ pub use sdpa_kernels::Not;
 pub use sdpa_kernels::Or;
 /// One mask for each sequence of a batch.
 ///
+/// `None` hides nothing, not even later keys. So a call with trees beside chunks of prompts also sets
+/// [`Attention::causal`](crate::Attention::causal), which changes nothing in a tree.
+///
 /// ```
 /// use sdpa::{MaskMod, Position, masks::{PerSequence, PrefixLm}};
 /// let mask = PerSequence::new([4, 1].map(PrefixLm::new)); // prefixes of four keys and of one

@@ -3,7 +3,6 @@
 use super::Cache;
 use super::blocks::Packed;
 use super::spare::{Counts, SpareBlocks, size_for};
-use super::tokens::TokenPart;
 use super::write::NewRows;
 use crate::simd::LANES;
 use crate::simd::isa::Isa;
@@ -63,8 +62,7 @@ impl Cache {
         floats.clear();
         floats.try_reserve(sizes.kv_heads * rows.len() * sizes.head_dim).ok()?;
         for (head, row) in (0..sizes.kv_heads).flat_map(|head| rows.clone().map(move |row| (head, row))) {
-            let element = |d| self.store.element(TokenPart::Key, memory, block.rows, [head, row, d]);
-            floats.extend((0..sizes.head_dim).map_while(element));
+            self.store.widen_key(memory, block.rows, [head, row], floats);
         }
         Some(())
     }
