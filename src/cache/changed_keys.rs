@@ -17,8 +17,9 @@ impl KvCache {
     /// clamped to these. Values stay as they are, but for those of a latent cache, which are the first columns of the keys; a
     /// latent cache of integers refuses, as it would round its values anew.
     ///
-    /// Keys that a sliding cache has evicted are passed over. Sequences that share blocks with this one keep theirs. While it
-    /// runs the changed blocks take their memory twice, since all keys change or none.
+    /// Keys that a sliding cache has evicted are passed over. Sequences that share blocks with this one keep theirs. Takes time
+    /// in proportion to the keys; until it returns, the blocks that it changes take their memory twice, since all keys change
+    /// or none.
     ///
     /// ```
     /// use sdpa::{KvCache, KvShape, View};
