@@ -124,9 +124,12 @@ impl RowStates {
     /// Creates the states of rows that have seen no keys, for outputs of this shape: `[batch, heads, q_len, value_dim]`.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] or [`Error::Memory`] if they do not fit in memory.
+    /// [`Error::Empty`] for a value_dim of 0, [`Error::TooLarge`] or [`Error::Memory`] if they do not fit in memory.
     pub fn new(shape: [usize; 4]) -> Result<Self, Error> {
         let [batch, heads, rows, value_dim] = shape;
+        if value_dim == 0 {
+            return Err(Error::Empty { argument: "states of rows", what: "value_dim" });
+        }
         let width = value_dim.checked_next_multiple_of(16).and_then(|width| width.checked_add(2));
         let width = width.ok_or(Error::TooLarge { what: "states of rows", sizes: shape })?;
         let mut states =

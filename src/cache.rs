@@ -2,6 +2,7 @@
 
 mod append;
 mod build;
+mod changed_keys;
 #[cfg(feature = "safetensors")]
 pub(crate) mod file;
 mod held;

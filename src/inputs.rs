@@ -288,7 +288,8 @@ impl<'a> Inputs<'a> {
     }
 
     /// Sets the positions of the keys, in any order: for each sequence of the call a list with one for each of its keys, by
-    /// default 0, 1, 2, …. Causal masks, windows, ALiBi and functions' [`Position::distance`](crate::Position::distance)
+    /// default 0, 1, 2, …. Beside [`Self::kv_lens`] a list may also have one for each row of k; those of padding are not read.
+    /// Causal masks, windows, ALiBi and functions' [`Position::distance`](crate::Position::distance)
     /// measure to them. First keys that a window keeps are those at positions 0 ≤ p < m.
     ///
     /// A causal mask or window is then no range of keys: each pair of a row and a key is tested in blocks of 256 keys that are

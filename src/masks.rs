@@ -5,7 +5,7 @@
 //! | [`Documents`] | the keys of its own document; a sequence packs several documents |
 //! | [`PrefixLm`] | the first keys, and all up to its own position |
 //! | [`Tree`] | the committed keys, and its ancestors in a tree of drafted tokens |
-//! | [`PerSequence`] | what the mask of its own sequence keeps: one mask for each sequence of the batch |
+//! | [`PerSequence`] | what the mask of its own sequence keeps: one mask for each sequence of the batch, or `None` |
 //! | `a.and(b)`, `a.or(b)`, `a.not()` | what both masks keep, what either keeps, what `a` hides; any masks, yours included |
 //!
 //! They classify blocks ([`MaskMod::class`](crate::MaskMod::class)), so that hidden blocks are not computed. Rules of
@@ -73,12 +73,18 @@ pub use sdpa_kernels::Not;
 pub use sdpa_kernels::Or;
 /// One mask for each sequence of a batch.
 ///
+/// `None` hides nothing, not even later keys. So a call with trees beside chunks of prompts also sets
+/// [`Attention::causal`](crate::Attention::causal), which changes nothing in a tree.
+///
 /// ```
 /// use sdpa::{MaskMod, Position, masks::{PerSequence, PrefixLm}};
 /// let mask = PerSequence::new([4, 1].map(PrefixLm::new)); // prefixes of four keys and of one
 /// let at = |batch, key| Position { batch, head: 0, row: 0, key, position: 0, distance: -(key as isize) };
 /// let sees = |batch, key| mask.keep(at(batch, key));
 /// assert!(sees(0, 3) && !sees(1, 3));
+/// // A sequence without a mask beside one with it.
+/// let mask = PerSequence::new([None, Some(PrefixLm::new(1))]);
+/// assert!(mask.keep(at(0, 3)) && !mask.keep(at(1, 3)));
 /// ```
 pub use sdpa_kernels::PerSequence;
 /// Prefix that every row sees, then causal.

@@ -96,7 +96,7 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
 ) -> Result<Answer<T>, Error> {
     let (call, shape) = attention.call_alone(inputs)?;
     let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
-    mods.mask.fits(&call.facts())?;
+    call.check_mask(&mods.mask)?;
     let kv = call.kv;
     let mut sums = Vec::new();
     let bytes = (batch * kv_heads * kv_len).saturating_mul(size_of::<T>());

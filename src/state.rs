@@ -12,7 +12,7 @@ use crate::threads::exec::Exec;
 use crate::threads::workspace::Workspace;
 pub use merge::merge;
 use parted_call::PartedCall;
-use sdpa_kernels::{KEY_BLOCK, Outputs, Seen, Tensor, View};
+use sdpa_kernels::{Alignment, Call, KEY_BLOCK, Outputs, Seen, Tensor, View};
 use waiting::Waiting;
 
 /// Attention state of query rows whose keys arrive in parts: push the keys as they arrive, read the result at any time.
@@ -167,7 +167,9 @@ impl<'a> AttnState<'a> {
         let state = self.call.state(&mut self.parts, self.seen)?;
         let problem = attention.problem(inputs, Outputs::accumulate(state))?;
         if keys.is_none() {
-            return Ok(self.call.functions.fits(&problem.call.facts())?);
+            // Rows lie where they do among all keys.
+            let call = Call { alignment: Alignment::Offset(self.call.offset()), ..problem.call };
+            return Ok(self.call.functions.fit(&call)?);
         }
         self.call.functions.run(problem, self.exec, &mut self.workspace, shift);
         (self.seen, self.accumulated) = (Seen::Keys, self.accumulated + n);

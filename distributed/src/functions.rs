@@ -79,6 +79,10 @@ impl<F: MaskMod> MaskMod for FromRow<'_, F> {
         self.0.fits(&facts)
     }
 
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        self.0.fits_rows(&self.block(rows.clone()))
+    }
+
     fn is_given(&self) -> bool {
         self.0.is_given()
     }
@@ -121,6 +125,10 @@ impl<F: MaskMod> MaskMod for FromHead<'_, F> {
 
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
         self.0.fits(call)
+    }
+
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        self.0.fits_rows(rows)
     }
 
     fn is_given(&self) -> bool {

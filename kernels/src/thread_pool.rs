@@ -10,6 +10,7 @@ use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::process;
 use std::sync::PoisonError;
 
 /// Calls that other threads help with at the same time; a caller beyond does its work alone.
@@ -35,6 +36,9 @@ type Task<'t> = &'t (dyn Fn(usize) + Sync);
 /// Threads start with the pool and end when it is dropped. Without work they look for more for 100 µs, then sleep.
 /// Several threads may call at once, tasks may call again, and no call waits for another to end: threads help up to eight
 /// calls at a time, and every caller takes whatever no other thread has begun.
+///
+/// A process that `fork` has made has none of the threads: there each call of [`Self::run`] does all of its tasks on the
+/// calling thread, and dropping the pool ends no thread. Make another pool in that process.
 pub struct ThreadPool {
     pool: Arc<Pool>,
     threads: Vec<JoinHandle<()>>,
@@ -47,7 +51,8 @@ impl ThreadPool {
     /// # Errors
     /// If the system refuses a thread.
     pub fn new(threads: usize) -> io::Result<Self> {
-        let mut pool = Self { pool: Arc::default(), threads: Vec::new() };
+        let shared = Pool { process: current_process(), ..Pool::default() };
+        let mut pool = Self { pool: Arc::new(shared), threads: Vec::new() };
         for index in 1..threads {
             let shared = Arc::clone(&pool.pool);
             let thread = thread::Builder::new().name(format!("sdpa-{index}"));
@@ -92,6 +97,10 @@ impl fmt::Debug for ThreadPool {
 impl Drop for ThreadPool {
     /// Ends the threads. No call is under way: it would have borrowed the pool.
     fn drop(&mut self) {
+        if self.pool.is_forked() {
+            // The threads are the parent's, and a lock may be held by one of them for ever.
+            return self.threads.drain(..).for_each(forget);
+        }
         self.pool.stopped.store(true, SeqCst);
         self.pool.wake_some(usize::MAX);
         for thread in self.threads.drain(..) {
@@ -113,6 +122,8 @@ struct Pool {
     woken: Mutex<usize>,
     wake: Condvar,
     stopped: AtomicBool,
+    /// Process that has the threads.
+    process: u32,
 }
 
 impl Pool {
@@ -160,11 +171,17 @@ impl Pool {
         *woken -= 1;
     }
 
+    /// Returns true in a process that was forked from the one that has the threads.
+    fn is_forked(&self) -> bool {
+        self.process != current_process()
+    }
+
     /// Wakes threads for this many indices, if fewer are looking for work; they wake more.
     fn wake(&self, indices: usize) {
         // A thread that stops looking looks once more before it sleeps.
         let wanted = indices.saturating_sub(self.looking.0.load(SeqCst)).min(FAN_OUT);
-        if wanted > 0 && self.asleep.0.load(SeqCst) > 0 {
+        // In a forked process the lock of `woken` may be held for ever. Asking for the process is a system call, as waking is.
+        if wanted > 0 && self.asleep.0.load(SeqCst) > 0 && !self.is_forked() {
             self.wake_some(wanted);
         }
     }
@@ -286,6 +303,11 @@ fn spin_until(done: impl Fn() -> bool) -> bool {
             return done();
         }
     }
+}
+
+/// Returns the number of this process where processes can fork, otherwise 0.
+fn current_process() -> u32 {
+    if cfg!(unix) { process::id() } else { 0 }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -22,7 +22,7 @@ pub(crate) fn check<S: ScoreMod, M: MaskMod, P: WeightMod>(
     if mods.weight.is_given() {
         return Err(WEIGHT_FUNCTION);
     }
-    mods.mask.fits(&call.facts())?;
+    call.check_mask(&mods.mask)?;
     if let Some(gradient) = &gradients.parameters {
         let of = "the score function (ScoreMod::parameters)";
         same("dparameters", "length", gradient.len(), mods.score.parameters(), of)?;

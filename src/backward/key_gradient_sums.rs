@@ -2,6 +2,7 @@
 
 use crate::attention::Attention;
 use crate::error::{Error, at_most, floats, same, zeros};
+use crate::shape::KvShape;
 use crate::threads::exec::Exec;
 use core::ops::Range;
 use sdpa_kernels::{Gradients, HeadSums, write_head_sums};
@@ -65,11 +66,13 @@ impl KeyGradientSums {
     /// Creates sums over no rows: 0.
     ///
     /// # Errors
+    /// [`Error::Empty`] for a head_dim or value_dim of 0, [`Error::Range`] for one beyond the largest possible,
     /// [`Error::TooLarge`] or [`Error::Memory`] if they do not fit in memory.
     pub fn new(shape: KeyGradientShape) -> Result<Self, Error> {
         const WHAT: &str = "sums of gradients of keys";
         let KeyGradientShape { batch, heads, keys, head_dim, value_dim } = shape;
-        let sizes = [batch, heads, keys, head_dim.saturating_add(value_dim)];
+        KvShape { kv_heads: heads, head_dim, value_dim }.check(WHAT)?;
+        let sizes = [batch, heads, keys, head_dim + value_dim];
         let [of_keys, of_values] = shape.dims().map(|dim| HeadSums::floats([batch, heads, keys, dim]));
         let all = of_keys.zip(of_values).and_then(|(k, v)| k.checked_add(v));
         let all = floats(WHAT, [all.ok_or(Error::TooLarge { what: WHAT, sizes })?, 2, 1, 1])?;

@@ -93,7 +93,7 @@ impl<'a> BackwardState<'a> {
         }
         let lists = self.call.inputs.lists_from(0, 0);
         let (attention, inputs) = self.at_end(0, &lists)?;
-        mods.mask.fits(&attention.backward(inputs, self.saved, Gradients::new())?.call.facts())?;
+        attention.backward(inputs, self.saved, Gradients::new())?.call.check_mask(&mods.mask)?;
         Ok(Self { call: self.call.mods(mods)?, ..self })
     }
 

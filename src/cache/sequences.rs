@@ -46,7 +46,8 @@ impl KvCache {
     /// `from` is the length before the last append.
     ///
     /// Keys are moved as they are. If you rotate keys by position (rotary embeddings), rotate them by the position that
-    /// they have once accepted: in a tree, `from` plus their depth, not `from` plus their index.
+    /// they have once accepted: in a tree, `from` plus their depth, not `from` plus their index. [`Self::change_keys`] rotates
+    /// stored ones.
     ///
     /// Takes time in proportion to the tokens that move, and memory only for shared blocks that they move to.
     ///

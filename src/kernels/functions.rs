@@ -24,14 +24,18 @@ pub use sdpa_kernels::BlockClass;
 /// assert_eq!(block.pairs().count(), 6);
 /// ```
 pub use sdpa_kernels::BlockPosition;
-/// Argument of [`MaskMod::fits`].
+/// Argument of [`MaskMod::fits`]. [`MaskMod::fits_rows`] is told where the rows of each sequence lie.
 ///
 /// ```
 /// use sdpa::masks::{MaskError, PrefixLm, Tree};
-/// use sdpa::{CallFacts, MaskMod, Position};
+/// use sdpa::{BlockPosition, CallFacts, MaskMod, Position};
 /// let windowed = CallFacts::new(1).distance("window"); // one sequence, and a window
 /// assert_eq!(Tree::new(100, &[None])?.fits(&windowed), Err(MaskError::Distance { option: "window" }));
 /// assert_eq!(PrefixLm::new(100).fits(&windowed), Ok(()));
+/// // Three rows, behind 98 keys: the last one lies behind the draft, of one token.
+/// let rows = BlockPosition { batch: 0, head: 0, rows: 0..3, keys: 0..101, position: 99 };
+/// let behind = MaskError::Behind { sequence: 0, position: 101, end: 101 };
+/// assert_eq!(Tree::new(100, &[None])?.fits_rows(&rows), Err(behind));
 ///
 /// /// Shows every sequence so many keys.
 /// struct First(Vec<usize>);

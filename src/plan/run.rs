@@ -45,7 +45,7 @@ impl Problem<'_> {
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
         let mods = run.mods;
-        mods.mask.fits(&self.call.facts())?;
+        self.call.check_mask(&mods.mask)?;
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec()) };
         // A weight function needs every row whole.
         let plan = if mods.weight.is_given() { Plan { split: None, ..plan } } else { plan };

@@ -9,7 +9,7 @@ use crate::threads::exec::Exec;
 use crate::threads::run::Run;
 use crate::threads::workspace::Workspace;
 use core::fmt;
-use sdpa_kernels::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, Position, ScoreMod, WeightMod};
+use sdpa_kernels::{BlockClass, BlockPosition, Call, MaskError, MaskMod, Mods, Position, ScoreMod, WeightMod};
 
 /// Distance from positions that a call over some of the keys knows to those that the functions see.
 #[derive(Debug, Clone, Copy)]
@@ -24,8 +24,8 @@ pub(crate) struct Shift {
 pub(crate) trait Functions: Send + Sync {
     /// Returns true if there are any.
     fn are_given(&self) -> bool;
-    /// Returns the mask function's answer to [`MaskMod::fits`].
-    fn fits(&self, call: &CallFacts) -> Result<(), MaskError>;
+    /// Asks the mask function whether it fits a call, whose rows lie where they do among all keys.
+    fn fit(&self, call: &Call<'_>) -> Result<(), MaskError>;
     /// Returns false if the mask function hides a block, whose positions count from the first of all keys.
     fn shows(&self, block: BlockPosition) -> bool;
     /// Computes a problem over some of the keys.
@@ -51,8 +51,8 @@ impl<S: ScoreMod, M: MaskMod, P: WeightMod> Functions for Mods<S, M, P> {
         self.score.is_given() || self.mask.is_given()
     }
 
-    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
-        self.mask.fits(call)
+    fn fit(&self, call: &Call<'_>) -> Result<(), MaskError> {
+        call.check_mask(&self.mask)
     }
 
     fn shows(&self, block: BlockPosition) -> bool {

@@ -83,7 +83,7 @@ impl<'r, S, M, P> Run<'r, S, M, P> {
     /// among workers ([`Plan::partials_bytes`](crate::Plan::partials_bytes) is not 0), a task is a block of 256 keys:
     /// some microseconds, or up to a millisecond for 128 long rows. A task of the backward pass is a block of 256 keys
     /// against all the rows that see them. If a cache holds non-finite values, a head may be computed once more after
-    /// its last block, without a call of the function.
+    /// its last block, without a call of the function. [`Mods`](crate::Mods) says what to mind in a function that makes a call.
     pub fn until(self, stop: &'r (dyn Fn() -> bool + Sync)) -> Self {
         Self { stop: Some(stop), ..self }
     }

@@ -1,5 +1,6 @@
 //! Attention from a cache: the same bits as from tensors, whatever was appended, rolled back or shared before.
 
+mod changed_keys;
 mod errors;
 mod file;
 mod growth;

@@ -234,6 +234,45 @@ fn padding_on_the_left_leaves_each_text_as_it_is() {
     }
 }
 
+/// The case with lists of key positions as long as its keys: those of padding are any.
+pub(crate) fn with_positions_of_padding(rng: &mut Rng, case: &Case) -> Case {
+    let lists = case.positions[1].expect("positions of keys");
+    let mut padded = |b: usize| {
+        let mut list = lists[b].to_vec();
+        list.resize_with(case.keys(b), || rng.pick(&[i32::MIN, -1, 0, 3, i32::MAX]));
+        list
+    };
+    let lists = (0..case.batch()).map(&mut padded).collect();
+    Case { positions: [case.positions[0], Some(kept(lists))], ..case.clone() }
+}
+
+/// The case with lengths, and positions of keys.
+pub(crate) fn with_lengths_and_positions(rng: &mut Rng, case: Case) -> Case {
+    let kv_lens = (0..case.batch()).map(|b| rng.below(case.keys(b) + 1)).collect();
+    of_state(rng, &Case { kv_lens: Some(kv_lens), ..case })
+}
+
+#[test]
+fn positions_of_padding_are_not_read() {
+    let mut padding = 0;
+    for seed in 0..fewer(200) {
+        let mut rng = Rng::new(7000 + seed);
+        let case = random_case(&mut rng, seed);
+        let case = with_lengths_and_positions(&mut rng, case);
+        let padded = with_positions_of_padding(&mut rng, &case);
+        padding += (0..case.batch()).map(|b| case.keys(b) - case.kv_len(b)).sum::<usize>();
+        let oracle = |case: &Case| case.oracle::<f64>().out.into_iter().map(f64::to_bits).collect::<Vec<_>>();
+        assert_eq!(oracle(&padded), oracle(&case), "seed {seed}");
+        for (isa, exec) in execs() {
+            for wanted in [Wanted::LEAST, Wanted::ALL] {
+                let what = format!("seed {seed}, {isa}");
+                assert_same_full(&what, &padded.run(exec, wanted), &case.run(exec, wanted));
+            }
+        }
+    }
+    assert!(padding > 1000, "{padding} keys of padding");
+}
+
 #[test]
 fn positions_that_do_not_fit_are_refused() {
     let x = [0.5; 2 * 3 * 4];
@@ -254,6 +293,12 @@ fn positions_that_do_not_fit_are_refused() {
     assert!(text.contains("row positions") && text.contains('1') && text.contains('2'), "{text}");
     let text = words(inputs.key_positions(&[&[0, 1, 2], &[0, 1]]));
     assert!(text.contains("key positions") && text.contains('2') && text.contains('3'), "{text}");
+    let text = words(inputs.kv_lens(&[3, 1]).key_positions(&[&[0, 1, 2], &[0, 1]]));
+    assert_eq!(text, "key positions: length is 2, but the keys of that sequence has 1");
+    let text = words(inputs.kv_lens(&[3, 1]).key_positions(&[&[0, 1, 2], &[0, 1, 2, 3]]));
+    assert_eq!(text, "key positions: length is 4, but the keys of that sequence has 1");
+    let text = words(inputs.key_positions(&[&[0, 1, 2], &[0, 1, 2, 3]]));
+    assert_eq!(text, "key positions: length is 4, but the keys of that sequence has 3");
     let state = |inputs| AttnState::from_inputs(Attention::new(), inputs, Exec::default());
     let error = state(inputs.row_positions(&all)).expect_err("rows alone");
     assert!(matches!(error, Error::Needs { argument: "row positions", .. }), "{error}");
@@ -268,8 +313,16 @@ fn positions_that_do_not_fit_are_refused() {
 fn a_short_sequence_has_as_many_positions_as_keys() {
     let tensors = Tensors::normal([2, 1, 1, 3, 700, 4, 4], 5);
     let (long, short): (Vec<i32>, Vec<i32>) = ((0..700).map(|n| 699 - n).collect(), (0..10).rev().collect());
-    let (rows, keys): ([&[i32]; 2], [&[i32]; 2]) = ([&[5, 300, 600], &[9, 5, 0]], [&long, &short]);
-    let inputs = tensors.inputs().kv_lens(&[700, 10]).row_positions(&rows).key_positions(&keys);
+    // Positions of the padding may be there, too.
+    let padded: Vec<i32> = short.iter().copied().chain((10..700).map(|n| n % 7)).collect();
+    for short in [short, padded] {
+        check_short(&tensors, &[&long, &short]);
+    }
+}
+
+fn check_short(tensors: &Tensors, keys: &[&[i32]; 2]) {
+    let rows: [&[i32]; 2] = [&[5, 300, 600], &[9, 5, 0]];
+    let inputs = tensors.inputs().kv_lens(&[700, 10]).row_positions(&rows).key_positions(keys);
     let attention = Attention::new().causal();
     let [mut whole, mut parts] = [[0.0; 24]; 2];
     fn outputs(out: &mut [f32]) -> Outputs<'_> {

@@ -2,11 +2,12 @@
 //! refused.
 
 use crate::kv_support::{append_tokens, every_format, picked};
-use crate::support::{Rng, Tensor, execs};
+use crate::support::{Rng, Tensor, assert_same_bits, execs};
 use sdpa::masks::{Documents, MaskError, PerSequence, Tree};
 use sdpa::{
-    Alignment, Attention, BlockTable, CurrentPool, Error, Exec, Gradients, Inputs, KvCache, KvShape, Mask, MaskMod,
-    Mods, Outputs, Pages, Plan, Position, Run, Saved, View, ViewMut, Window, Workspace, alibi_slopes, naive,
+    Alignment, Attention, AttnState, BackwardState, BlockClass, BlockPosition, BlockTable, CurrentPool, Error, Exec,
+    Gradients, Inputs, KvCache, KvShape, Mask, MaskMod, Mods, Outputs, Pages, Plan, Position, Run, Saved, View,
+    ViewMut, Window, Workspace, alibi_slopes, naive,
 };
 use std::sync::Arc;
 
@@ -178,17 +179,144 @@ fn a_token_of_a_tree_is_computed_as_its_path_decoded_token_by_token() {
     assert!(same > 50, "{same} rows with all keys in their places");
 }
 
+/// A tree, a chunk of a prompt and a step in one call: each has the bits of a call of its own.
+#[test]
+fn a_tree_beside_a_prompt_and_a_step_is_each_alone() {
+    let (mut rng, [dim, value_dim]) = (Rng::new(7), DIMS);
+    let empty = KvCache::new(3, KvShape { kv_heads: KV_HEADS, head_dim: dim, value_dim }).expect("good sizes");
+    for lens in [[17, 40, 9], [265, 257, 600]] {
+        let mut cache = empty.clone();
+        for (sequence, &len) in lens.iter().enumerate() {
+            append_tokens(&mut cache, sequence, &DIMS.map(|dim| Tensor::normal([1, KV_HEADS, len, dim], &mut rng)));
+        }
+        // The last tokens of sequence 0 are a tree, the last 12 of sequence 1 a chunk; sequence 2 has a step.
+        let parents = [None, Some(0), Some(0), Some(1), None];
+        let tree = Tree::new(lens[0] - parents.len(), &parents).expect("parents in front");
+        let (sequences, ends) = ([1, 0, 2], [0, 12, 17, 18]);
+        let mask = PerSequence::new([None, Some(tree.clone()), None]);
+        let q = Tensor::normal([1, HEADS, ends[3], dim], &mut rng);
+        let attention = Attention::new().causal().align(Alignment::BottomRight);
+        let run = |inputs: Inputs<'_>, rows: usize, exec: Exec, mask: &dyn MaskMod| {
+            let mut out = Tensor::filled([1, HEADS, rows, value_dim], f32::NAN);
+            let shape = out.shape;
+            let outputs = Outputs::new(ViewMut::bhld(&mut out.data, shape).expect("dense"));
+            let problem = attention.problem(inputs, outputs).expect("a good call");
+            problem.run_once_with(exec, Run::new().mods(&Mods::new().mask(mask))).expect("it fits");
+            out
+        };
+        for (isa, exec) in execs() {
+            let inputs = Inputs::cached(q.view(), &cache).sequences(&sequences).ragged_queries(&ends);
+            let together = run(inputs, ends[3], exec, &mask);
+            for (n, sequence) in sequences.into_iter().enumerate() {
+                let rows = q.rows(ends[n]..ends[n + 1]);
+                let alone = [sequence];
+                let inputs = Inputs::cached(rows.view(), &cache).sequences(&alone);
+                let mask: &dyn MaskMod = if sequence == 0 { &tree } else { &() };
+                let expected = run(inputs, rows.shape[2], exec, mask);
+                let got = together.rows(ends[n]..ends[n + 1]);
+                assert_same_bits(&format!("{lens:?}, sequence {sequence}, {isa}"), &got, &expected);
+            }
+        }
+    }
+}
+
+/// A row behind a draft would not see its own key: the neutral tree of a chunk is none, not one of the keys before it.
+#[test]
+fn rows_behind_a_draft_are_refused_and_nothing_written() {
+    let x = Tensor::normal([2, 2, 4, 8], &mut Rng::new(3));
+    let inputs = Inputs::new(x.view(), x.view(), x.view());
+    let last_at = |position: isize| Attention::new().align(Alignment::Offset(position - 3));
+    for (committed, drafted) in [(0, 0), (3, 0), (1, 3), (9, 2)] {
+        let tree = Tree::new(committed, &vec![None; drafted]).expect("parents in front");
+        let end = committed + drafted;
+        let fitting = Mods::new().mask(tree.clone());
+        naive::answer::<f32, _, _, _>(&last_at(end as isize - 1), &inputs, &fitting)
+            .expect("rows up to the last token");
+        let any = |at: Position| at.key < 9;
+        let masks: [(usize, Box<dyn MaskMod>); 6] = [
+            (0, Box::new(tree.clone())),
+            (0, Box::new(any.and(tree.clone()))),
+            (0, Box::new(tree.clone().or(any).not())),
+            (0, Box::new(Some(tree.clone()))),
+            (0, Box::new(Arc::new(tree.clone()) as Arc<dyn MaskMod>)),
+            (1, Box::new(PerSequence::new([None, Some(tree)]))),
+        ];
+        for position in [end as isize, end as isize + 7, isize::MAX] {
+            for (sequence, mask) in &masks {
+                let refused = Error::Mask(MaskError::Behind { sequence: *sequence, position, end });
+                assert_refused(&last_at(position), inputs, &**mask, &refused);
+                refused_in_states(&last_at(position), inputs, &**mask, &refused);
+            }
+        }
+    }
+    let words = Error::Mask(MaskError::Behind { sequence: 1, position: 9, end: 9 }).to_string();
+    let expected =
+        "mask function: the last row of sequence 1 is at position 9, but its tree of drafted tokens ends at 9";
+    assert!(words.starts_with(expected), "{words}");
+}
+
+/// Asserts that states refuse a mask, wherever their first key lies.
+fn refused_in_states(attention: &Attention, inputs: Inputs<'_>, mask: &dyn MaskMod, refused: &Error) {
+    let mods = Mods::new().mask(mask);
+    for first in [0, 256] {
+        let state =
+            AttnState::from_inputs(*attention, inputs, Exec::serial()).and_then(|state| state.starting_at(first));
+        assert_eq!(state.expect("a state").mods(&mods).map(|_| ()), Err(refused.clone()), "keys from {first}");
+    }
+    let (x, lse) = (inputs.queries(), Tensor::filled([2, 2, 4, 1], 0.0));
+    let state = BackwardState::new(*attention, inputs, Saved::new(x, lse.view(), x), Exec::serial());
+    assert_eq!(state.expect("a state").mods(&mods).map(|_| ()), Err(refused.clone()));
+}
+
+/// A mask that is `None` is none.
+#[test]
+fn no_mask_hides_nothing() {
+    let none = None::<Tree>;
+    let at = Position { batch: 0, head: 0, row: 0, key: 7, position: -1, distance: -8 };
+    let block = BlockPosition { batch: 0, head: 0, rows: 0..3, keys: 5..9, position: -1 };
+    assert!(none.keep(at) && none.class(block.clone()) == BlockClass::All && none.next_kept(block) == Some(5));
+    assert!(!none.is_given() && Some(()).is_given() == ().is_given() && Some(|_: Position| true).is_given());
+}
+
 /// A window that shows all, and slopes.
 fn measuring(attention: Attention, slopes: &[f32]) -> [(&'static str, Attention, Option<&[f32]>); 3] {
     let window = attention.window(Window::inclusive(Some(1000), None));
     [("window", window, None), ("alibi", attention, Some(slopes)), ("window", window, Some(slopes))]
 }
 
+/// Asserts that a call with a mask is refused in every way to make it, forward and backward, and nothing written.
+fn assert_refused(attention: &Attention, inputs: Inputs<'_>, mask: &dyn MaskMod, refused: &Error) {
+    let (mods, shape) = (Mods::new().mask(mask), inputs.queries().shape());
+    let (x, lse) = (Tensor::filled(shape, 0.5), Tensor::filled([shape[0], shape[1], shape[2], 1], 0.0));
+    let saved = Saved::new(x.view(), lse.view(), x.view());
+    let mut memory = vec![42.0; x.data.len()];
+    for way in 0..5 {
+        let outputs = Outputs::new(ViewMut::bhld(&mut memory, shape).expect("dense"));
+        let problem = attention.problem(inputs, outputs).expect("a good call");
+        let (plan, mut workspace) = (Plan::new(&problem, Exec::default()), Workspace::new());
+        let done = match way {
+            0 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods)),
+            1 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods).executor(&CurrentPool)),
+            2 => problem.run_once_with(Exec::default(), Run::new().mods(&mods)),
+            3 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods).until(&|| false)),
+            _ => {
+                let gradients = Gradients::new().q(ViewMut::bhld(&mut memory, shape).expect("dense"));
+                sdpa::attention_backward_with(attention, inputs, saved, gradients, Run::new().mods(&mods))
+            }
+        };
+        assert_eq!(done, Err(refused.clone()), "way {way}");
+        assert!(memory.iter().all(|&x| x == 42.0), "way {way}");
+    }
+    assert_eq!(naive::answer::<f64, _, _, _>(attention, &inputs, &mods).unwrap_err(), *refused);
+    let gradients = naive::gradients::<f64, _, _, _>(attention, &inputs, x.view(), None, &mods);
+    assert_eq!(gradients.unwrap_err(), *refused);
+}
+
 #[test]
 fn a_tree_in_a_call_that_measures_distances_is_refused_and_nothing_written() {
     let (shape, tree) = ([2, 2, 4, 8], Tree::new(1, &[None, Some(0), Some(0)]).expect("parents in front"));
     let any = |at: Position| at.key < 9;
-    let masks: [Box<dyn MaskMod>; 8] = [
+    let masks: [Box<dyn MaskMod>; 9] = [
         Box::new(tree.clone()),
         Box::new(tree.clone().and(any)),
         Box::new(any.and(tree.clone())),
@@ -197,38 +325,15 @@ fn a_tree_in_a_call_that_measures_distances_is_refused_and_nothing_written() {
         Box::new(tree.clone().not()),
         Box::new(Arc::new(tree.clone()) as Arc<dyn MaskMod>),
         Box::new(PerSequence::new([Box::new(any) as Box<dyn MaskMod>, Box::new(tree.clone())])),
+        Box::new(PerSequence::new([None, Some(tree.clone())])),
     ];
     let x = Tensor::normal(shape, &mut Rng::new(1));
-    let (lse, slopes) = (vec![0.0; 16], alibi_slopes(2));
-    let lse = View::bhl(&lse, [2, 2, 4]).expect("dense");
+    let slopes = alibi_slopes(2);
     for (option, attention, slopes) in measuring(Attention::new(), &slopes) {
         let inputs = Inputs::new(x.view(), x.view(), x.view());
         let inputs = slopes.map_or(inputs, |slopes| inputs.alibi(slopes));
-        let refused = Error::Mask(MaskError::Distance { option });
         for mask in &masks {
-            let mods = Mods::new().mask(&**mask);
-            let mut memory = vec![42.0; 128];
-            for way in 0..5 {
-                let outputs = Outputs::new(ViewMut::bhld(&mut memory, shape).expect("dense"));
-                let problem = attention.problem(inputs, outputs).expect("a good call");
-                let (plan, mut workspace) = (Plan::new(&problem, Exec::default()), Workspace::new());
-                let done = match way {
-                    0 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods)),
-                    1 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods).executor(&CurrentPool)),
-                    2 => problem.run_once_with(Exec::default(), Run::new().mods(&mods)),
-                    3 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods).until(&|| false)),
-                    _ => {
-                        let gradients = Gradients::new().q(ViewMut::bhld(&mut memory, shape).expect("dense"));
-                        let saved = Saved::new(x.view(), lse, x.view());
-                        sdpa::attention_backward_with(&attention, inputs, saved, gradients, Run::new().mods(&mods))
-                    }
-                };
-                assert_eq!(done, Err(refused.clone()), "way {way}");
-                assert!(memory.iter().all(|&x| x == 42.0), "way {way}");
-            }
-            assert_eq!(naive::answer::<f64, _, _, _>(&attention, &inputs, &mods).unwrap_err(), refused);
-            let gradients = naive::gradients::<f64, _, _, _>(&attention, &inputs, x.view(), None, &mods);
-            assert_eq!(gradients.unwrap_err(), refused);
+            assert_refused(&attention, inputs, &**mask, &Error::Mask(MaskError::Distance { option }));
         }
         let documents = Mods::new().mask(Documents::by_ends(&[2, 4]).expect("in order"));
         naive::answer::<f32, _, _, _>(&attention, &inputs, &documents).expect("other masks go with distances");

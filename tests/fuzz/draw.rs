@@ -105,6 +105,8 @@ pub(crate) fn sizes_of(rng: &mut Rng, products: RangeInclusive<usize>) -> Sizes 
         };
         let (rows, keys, d, dv) = (near(&LENGTHS), near(&LENGTHS), near(&DIMS).max(1), near(&DIMS).max(1));
         let (heads, kv_heads) = rng.pick(&HEADS);
+        let heads = rng.or_zero(heads);
+        let kv_heads = if heads == 0 { rng.pick(&[0, kv_heads]) } else { kv_heads };
         let batch = if rng.one_in(60) { 0 } else { rng.pick(&[1, 1, 2, 3]) };
         if products.contains(&(batch * heads * rows * keys * (d + dv))) {
             return [batch, heads, kv_heads, rows, keys, d, dv];
@@ -228,6 +230,7 @@ pub(crate) fn own_positions(rng: &mut Rng, case: &mut Case) {
 pub(crate) fn small(rng: &mut Rng, [k, v]: [Array; 2], [k_type, v_type]: [Dtype; 2], lens: Vec<usize>) -> Case {
     let ([batch, kv_heads, keys, d], rows) = (k.shape, rng.pick(&[0, 1, 1, 2, 5, 17]));
     let heads = kv_heads * rng.pick(&[1, 1, 2, 4]);
+    let heads = rng.or_zero(heads);
     let q = numbers(rng, [batch, heads, rows, d], Dtype::F32);
     let (settings, functions) = (settings(rng, rows, keys), functions(rng, rows, keys));
     let dtypes = [Dtype::F32, k_type, v_type];

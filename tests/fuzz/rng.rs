@@ -8,12 +8,14 @@ pub(crate) struct Rng {
     state: u64,
     /// Numbers that come first, the next one last.
     said: Vec<u8>,
+    /// Whether [`Self::or_zero`] gives 0 at times.
+    zeros: bool,
 }
 
 impl Rng {
     /// The numbers of one call: those of another have nothing to do with them.
     pub(crate) fn of_call(seed: u64, call: u64) -> Self {
-        let mut rng = Self { state: seed, said: Vec::new() };
+        let mut rng = Self { state: seed, said: Vec::new(), zeros: false };
         let start = rng.bits();
         Self { state: start ^ call.wrapping_mul(0xd134_2543_de82_ef95), ..rng }
     }
@@ -21,7 +23,12 @@ impl Rng {
     /// Numbers that bytes say, one each, as long as there are some: a fuzzer guided by coverage changes them one by one.
     #[allow(dead_code, reason = "for `fuzz/targets`")]
     pub(crate) fn said(bytes: &[u8]) -> Self {
-        Self { state: 0, said: bytes.iter().rev().copied().collect() }
+        Self { state: 0, said: bytes.iter().rev().copied().collect(), zeros: true }
+    }
+
+    /// The same numbers for a case that is checked, whose sizes may all be 0.
+    pub(crate) fn with_zeros(self) -> Self {
+        Self { zeros: true, ..self }
     }
 
     pub(crate) fn bits(&mut self) -> u64 {
@@ -42,6 +49,17 @@ impl Rng {
     /// True once in so many times.
     pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
+    }
+
+    /// A size, or 0 once in many times; never in calls whose bits are recorded, which stay what they are.
+    pub(crate) fn or_zero(&mut self, size: usize) -> usize {
+        if self.zeros && self.one_in(30) { 0 } else { size }
+    }
+
+    /// One of `1..=most`, or 0 once in many times, as [`Self::or_zero`] gives it.
+    pub(crate) fn up_to(&mut self, most: usize) -> usize {
+        let size = 1 + self.below(most);
+        self.or_zero(size)
     }
 
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {

@@ -188,6 +188,7 @@ impl Sdpa {
         let kv_lens = self.kv_lens.as_ref().map(|lens| views::lengths("kv_lens", lens)).transpose()?;
         let bias = self.bias.as_ref().map(Tensor::storage_and_layout);
         let mask = self.mask.as_ref().map(|mask| (mask, mask.tensor().storage_and_layout()));
+        let [batch, ..] = inputs.queries().shape();
         // Borrows that end with this function join the caller's.
         let mut inputs = inputs;
         if let Some(slopes) = &alibi {
@@ -200,9 +201,11 @@ impl Sdpa {
             inputs = inputs.kv_lens(lens);
         }
         if let Some((storage, layout)) = &bias {
+            views::check_front("bias", layout.dims(), batch)?;
             inputs = inputs.bias(views::floats("bias", views::on_cpu("bias", storage)?, layout)?);
         }
         if let Some((mask, (storage, layout))) = &mask {
+            views::check_front("mask", layout.dims(), batch)?;
             inputs = inputs.mask(mask.over(views::mask(views::on_cpu("mask", storage)?, layout)?));
         }
         work(inputs)

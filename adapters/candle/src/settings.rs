@@ -7,7 +7,9 @@ use sdpa::Attention;
 ///
 /// Tensors are read where they lie in memory, whatever their strides: transposed, narrowed and broadcast ones are not
 /// copied. Masks and biases are `[batch, heads, q_len, kv_len]`; each of the four may be 1 and then stands for all, and
-/// dimensions that are missing in front count as 1, as candle broadcasts.
+/// dimensions that are missing in front count as 1, as candle broadcasts. With two or three dimensions the first must not be
+/// as long as the batch, unless both are 1: such a mask could also be one for each sequence. Reshape it to four dimensions, for
+/// example a padding mask `[batch, keys]` to `[batch, 1, 1, keys]`.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

@@ -34,6 +34,23 @@ pub(crate) fn floats<'a>(argument: &str, storage: &'a CpuStorage, layout: &Layou
     })
 }
 
+/// Refuses a mask or bias of two or three dimensions that may begin with the batch: candle broadcasts it as `[rows, keys]` or
+/// `[heads, rows, keys]`, but frameworks also have `[batch, keys]` and `[batch, rows, keys]`.
+pub(crate) fn check_front(argument: &str, dims: &[usize], batch: usize) -> Result<()> {
+    let (of_batch, of_rest) = match *dims {
+        [n, columns] => ([n, 1, 1, columns], [1, 1, n, columns]),
+        [n, rows, columns] => ([n, 1, rows, columns], [1, n, rows, columns]),
+        _ => return Ok(()),
+    };
+    if dims[0] == batch && batch > 1 {
+        bail!(
+            "sdpa: {argument}: shape is {dims:?}, and the batch is {batch}: reshape to {of_batch:?} if the first dimension is \
+             the batch, otherwise to {of_rest:?}"
+        );
+    }
+    Ok(())
+}
+
 /// Returns a mask as it lies in memory.
 pub(crate) fn mask<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<View<'a, u8>> {
     match storage {

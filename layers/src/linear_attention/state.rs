@@ -26,7 +26,7 @@ impl LinearState {
     /// Creates a state of zeros, `[batch, kv_heads, head_dim, value_dim]`.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] or [`Error::Memory`].
+    /// [`Error::Empty`] for a head_dim or value_dim of 0, [`Error::TooLarge`] or [`Error::Memory`].
     pub fn new(shape: [usize; 4]) -> Result<Self, Error> {
         Self::zeros(shape, Normaliser::None)
     }
@@ -35,13 +35,18 @@ impl LinearState {
     /// of the keys.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] or [`Error::Memory`].
+    /// [`Error::Empty`] for a head_dim or value_dim of 0, [`Error::TooLarge`] or [`Error::Memory`].
     pub fn normalised(shape: [usize; 4]) -> Result<Self, Error> {
         Self::zeros(shape, Normaliser::KeySum)
     }
 
     fn zeros(shape: [usize; 4], normaliser: Normaliser) -> Result<Self, Error> {
         let [batch, heads, head_dim, value_dim] = shape;
+        for (what, dim) in [("head_dim", head_dim), ("value_dim", value_dim)] {
+            if dim == 0 {
+                return Err(Error::Empty { argument: "state", what });
+            }
+        }
         let too_large = Error::TooLarge { what: "state", sizes: shape };
         let columns = value_dim.checked_add(normaliser.columns()).ok_or(too_large.clone())?;
         let len = floats("state", [batch, heads, head_dim, columns]).map_err(|_| too_large)?;

@@ -156,6 +156,12 @@ fn states() {
             assert_eq!(state.unwrap_err(), Error::TooLarge { what: "state", sizes: shape });
         }
     }
+    for (shape, what) in [([2, 3, 0, 5], "head_dim"), ([2, 3, 4, 0], "value_dim"), ([0, 0, 0, 0], "head_dim")] {
+        for state in [LinearState::new(shape), LinearState::normalised(shape)] {
+            assert_eq!(state.unwrap_err(), Error::Empty { argument: "state", what });
+        }
+    }
+    assert!(LinearState::new([0, 3, 4, 5]).is_ok_and(|state| state.as_slice().is_empty()));
     let none = LinearState::new([1 << 29, 1 << 29, 1, 1]).unwrap_err();
     assert_eq!(none, Error::Memory { what: "state", bytes: 1 << 60 });
     let none = LinearState::normalised([1 << 29, 1 << 28, 1, 1]).unwrap_err();

@@ -2,7 +2,7 @@
 
 use super::oracle::check;
 use super::support::Back;
-use crate::positions::{default_positions, random_positions};
+use crate::positions::{default_positions, random_positions, with_lengths_and_positions, with_positions_of_padding};
 use crate::support::{Rng, execs, fewer};
 
 #[test]
@@ -23,5 +23,18 @@ fn random_positions_have_the_gradients_of_the_oracle() {
         let back = Back::random(&mut rng, 300_000);
         let back = Back { case: random_positions(&mut rng, &back.case), ..back };
         check(&format!("seed {seed}"), &back);
+    }
+}
+
+#[test]
+fn positions_of_padding_are_not_read() {
+    for seed in 0..fewer(60) {
+        let mut rng = Rng::new(900 + seed);
+        let back = Back::random(&mut rng, 300_000);
+        let back = Back { case: with_lengths_and_positions(&mut rng, back.case.clone()), ..back };
+        let padded = Back { case: with_positions_of_padding(&mut rng, &back.case), ..back.clone() };
+        for (isa, exec) in execs() {
+            padded.run(exec).same(&format!("seed {seed}, {isa}"), &back.run(exec));
+        }
     }
 }

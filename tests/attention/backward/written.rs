@@ -4,7 +4,10 @@ use super::support::Back;
 use crate::options::Wanted;
 use crate::support::{Tensor, UNWRITTEN, execs};
 use crate::written::{cases, check};
-use sdpa::{Attention, BackwardPlan, Error, Exec, Gradients, Inputs, Isa, Saved, View, ViewMut, Workspace};
+use sdpa::{
+    Attention, BackwardPlan, BackwardState, Bf16, Error, Exec, Gradients, Inputs, Isa, KeyGradientShape,
+    KeyGradientSums, Saved, View, ViewMut, Workspace,
+};
 
 #[test]
 fn every_gradient_is_written_whatever_the_sizes() {
@@ -31,10 +34,25 @@ fn gradients_of_keys_that_no_query_head_shares_are_zeros() {
     let (kv, mut dk, mut dv) = ([0.5; 2 * 3 * 4], [f32::from_bits(UNWRITTEN); 2 * 3 * 4], [7.0; 2 * 3 * 4]);
     let (none, kv) = (View::bhld(&[0.0; 0], [1, 0, 5, 4]).unwrap(), View::bhld(&kv, [1, 2, 3, 4]).unwrap());
     let saved = Saved::new(none, View::bhld(&[0.0; 0], [1, 0, 5, 1]).unwrap(), none);
-    let view = |x| ViewMut::bhld(x, [1, 2, 3, 4]).unwrap();
+    fn view(x: &mut [f32]) -> ViewMut<'_> {
+        ViewMut::bhld(x, [1, 2, 3, 4]).unwrap()
+    }
     let gradients = Gradients::new().k(view(&mut dk)).v(view(&mut dv));
     sdpa::attention_backward(&Attention::new(), Inputs::new(none, kv, kv), saved, gradients).unwrap();
     assert_eq!((dk, dv), ([0.0; 24], [0.0; 24]));
+    // The same of keys that come in parts; in rows that lie apart, too.
+    let shape = KeyGradientShape { batch: 1, heads: 0, keys: 3, head_dim: 4, value_dim: 4 };
+    for (isa, exec) in execs() {
+        let (mut dk, mut dv) = ([7.0f32; 24], [Bf16::from_f32(7.0); 2 * 24]);
+        let mut sums = KeyGradientSums::new(shape).unwrap();
+        let mut state = BackwardState::new(Attention::new(), Inputs::new(none, kv, kv), saved, exec).unwrap();
+        state.push(kv, kv, &mut sums).unwrap();
+        let apart = ViewMut::from_strides(&mut dv, 1, [1, 2, 3, 4], [48, 24, 8, 2]).unwrap();
+        sums.write(&Attention::new(), Gradients::new().k(view(&mut dk)).v(apart), exec).unwrap();
+        assert_eq!(dk, [0.0; 24], "{isa}");
+        let expected = |(i, x): (usize, &Bf16)| x.to_f32() == if i % 2 == 1 { 0.0 } else { 7.0 };
+        assert!(dv.iter().enumerate().all(expected), "{isa}: {dv:?}");
+    }
 }
 
 /// Its strides are of no use to anybody, and may be any.

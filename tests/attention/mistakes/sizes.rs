@@ -1,7 +1,10 @@
 //! 1–10 and 18–21: sizes of tensors that do not fit, tensors in the wrong layout, and rules without positions.
 
 use super::{ACCEPTED, K, Mistake, More, OUT, Q, V, ZEROS, bytes, call, floats, good, inputs, mistake, outcome};
-use sdpa::{Attention, CacheFormat, Dtype, Inputs, KvCache, KvShape, Mask, Outputs, PagePool, View, ViewMut, Window};
+use sdpa::{
+    Attention, CacheFormat, Dtype, Inputs, KeyGradientShape, KeyGradientSums, KvCache, KvShape, Mask, Outputs,
+    PagePool, RowStates, View, ViewMut, Window,
+};
 
 pub(super) fn exchanged(words: &str, argument: &str) -> String {
     format!(
@@ -39,6 +42,25 @@ pub(super) fn mistakes() -> Vec<Mistake> {
         mistake(10, "ALiBi", inputs(good().alibi(&slopes)), unaligned("alibi", 3, 5)),
         mistake(19, "head_dim 0", of([2, 4, 3, 0], [2, 2, 5, 0], V, OUT), "q: head_dim is 0, but must be at least 1"),
         mistake(20, "value_dim 0", of(Q, K, [2, 2, 5, 0], [2, 4, 3, 0]), "v: value_dim is 0, but must be at least 1"),
+        mistake(
+            20,
+            "value_dim 0 of states of rows",
+            outcome(RowStates::new([2, 4, 3, 0])),
+            "states of rows: value_dim is 0, but must be at least 1",
+        ),
+        mistake(21, "states of no rows", outcome(RowStates::new([2, 4, 0, 7])), ACCEPTED),
+        mistake(
+            19,
+            "head_dim 0 of sums of gradients",
+            gradient_sums([0, 7]),
+            "sums of gradients of keys: head_dim is 0, but must be at least 1",
+        ),
+        mistake(
+            20,
+            "value_dim 0 of sums of gradients",
+            gradient_sums([6, 0]),
+            "sums of gradients of keys: value_dim is 0, but must be at least 1",
+        ),
         mistake(21, "batch 0", of([0, 4, 3, 6], [0, 2, 5, 6], [0, 2, 5, 7], [0, 4, 3, 7]), ACCEPTED),
         mistake(21, "rows 0", of([2, 4, 0, 6], K, V, [2, 4, 0, 7]), ACCEPTED),
         mistake(21, "keys 0", no_keys(), ACCEPTED),
@@ -47,6 +69,10 @@ pub(super) fn mistakes() -> Vec<Mistake> {
     all.extend(stored_otherwise());
     all.extend(too_large());
     all
+}
+
+fn gradient_sums([head_dim, value_dim]: [usize; 2]) -> String {
+    outcome(KeyGradientSums::new(KeyGradientShape { batch: 2, heads: 4, keys: 5, head_dim, value_dim }))
 }
 
 /// Outcome of a causal call over the second sequence of a cache alone, the first of the call.

@@ -103,7 +103,7 @@ fn use_all(rng: &mut Rng, mut cache: KvCache, file: usize) {
 
 fn attend(rng: &mut Rng, cache: &KvCache) {
     let (batch, KvShape { kv_heads: g, head_dim: d, value_dim: dv }) = (cache.lens().len(), cache.shape());
-    let rows = 1 + rng.below(2);
+    let rows = rng.up_to(2);
     let q: Vec<f32> = (0..batch * g * rows * d).map(|_| rng.normal()).collect();
     let (mut out, blank) = (vec![f32::from_bits(u32::MAX); batch * g * rows * dv], u32::MAX);
     let mut attention = Attention::new().causal().align(Alignment::BottomRight);

@@ -28,7 +28,7 @@ pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
 
 /// Many keys for few rows, or the other way round.
 pub(super) fn sizes(rng: &mut Rng) -> Sizes {
-    let (many, few) = (4095 + rng.below(4), 1 + rng.below(2));
+    let (many, few) = (4095 + rng.below(4), rng.up_to(2));
     let [rows, keys] = if rng.one_in(4) { [many, few] } else { [few, many] };
     let (heads, kv_heads) = rng.pick(&[(1, 1), (1, 1), (2, 1), (2, 2)]);
     [1, heads, kv_heads, rows, keys, rng.pick(&[1, 3, 8]), rng.pick(&[1, 4, 9])]

@@ -96,7 +96,7 @@ fn outputs(memory: &mut [Option<Placed<f32>>; 4]) -> Outputs<'_> {
 impl Call {
     fn good(rng: &mut Rng) -> Self {
         let [mut b, g, mut l, mut n] = [rng.below(3), rng.below(3), rng.below(4), rng.below(5)];
-        let [h, d, dv] = [g * (1 + rng.below(3)), 1 + rng.below(3), 1 + rng.below(3)];
+        let [h, d, dv] = [g * rng.up_to(3), 1 + rng.below(3), 1 + rng.below(3)];
         let (mut sequences, mut longest) = (b, [l, n]);
         let ragged = rng.one_in(4).then(|| {
             sequences = rng.below(3);

@@ -68,8 +68,8 @@ fn held_somewhere(rng: &mut Rng) -> (Case, Home) {
 
 /// Every sequence that there is, side by side.
 fn held(rng: &mut Rng, dtype: Dtype, home: Home) -> Case {
-    let lens: Vec<usize> = (0..1 + rng.below(4)).map(|_| rng.pick(&KEYS)).collect();
-    let (kv_heads, keys) = (1 + rng.below(2), lens.iter().copied().max().unwrap_or(0));
+    let lens: Vec<usize> = (0..rng.up_to(4)).map(|_| rng.pick(&KEYS)).collect();
+    let (kv_heads, keys) = (rng.up_to(2), lens.iter().copied().max().unwrap_or(0));
     let kv = [(); 2].map(|()| {
         let dim = rng.pick(&[1, 5, 16, 17, 33, 64]);
         let mut x = numbers(rng, [lens.len(), kv_heads, keys, dim], dtype);
@@ -82,7 +82,8 @@ fn held(rng: &mut Rng, dtype: Dtype, home: Home) -> Case {
 impl Mixed {
     fn draw(rng: &mut Rng, held: &Case, home: Home) -> Self {
         let (mut names, mut ends) = (Vec::new(), [vec![0], vec![0]]);
-        for _ in 0..rng.below(6) {
+        let calls = if held.batch() > 0 { rng.below(6) } else { 0 };
+        for _ in 0..calls {
             let (name, rows) = (rng.below(held.batch()), rng.pick(&ROWS));
             let last = ends.each_ref().map(|ends| ends[ends.len() - 1]);
             if last[1] + held.kv_len(name) <= MOST_KEYS {

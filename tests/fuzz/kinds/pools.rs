@@ -59,7 +59,7 @@ pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
 impl History {
     fn new(rng: &mut Rng) -> Self {
         let home = if rng.one_in(3) { Home::integers(rng) } else { Home::Cache(rng.pick(&DTYPES)) };
-        let (kv_heads, page) = (1 + rng.below(2), rng.pick(&[16, 32, 48, 256, 272]));
+        let (kv_heads, page) = (rng.up_to(2), rng.pick(&[16, 32, 48, 256, 272]));
         let dims = [rng.pick(&[1, 5, 16, 17, 33]), rng.pick(&[1, 4, 16, 20, 65])];
         let scales = match home {
             Home::Bytes { channels: Some(most) } => channel_scales(kv_heads * dims[0], most),
@@ -71,9 +71,10 @@ impl History {
             Home::Bits(kind) => CacheFormat::Int4(kind),
             _ => CacheFormat::Int8PerToken,
         };
-        let pool =
-            PagePool::new(2 + rng.below(30), page, KvShape { kv_heads, head_dim: dims[0], value_dim: dims[1] }, format)
-                .expect("good sizes");
+        let pages = 2 + rng.below(30);
+        let pages = rng.or_zero(pages);
+        let pool = PagePool::new(pages, page, KvShape { kv_heads, head_dim: dims[0], value_dim: dims[1] }, format)
+            .expect("good sizes");
         Self { pool, model: Vec::new(), home, said: format!("{home:?}, pages of {page}:"), tame: false }
     }
 

@@ -31,7 +31,7 @@ pub(super) fn check(rng: &mut Rng) {
         return;
     }
     let [b, g, l, n] = [rng.below(3), rng.below(3), rng.below(4), rng.pick(&[0, 1, 5, 255, 256, 300])];
-    let [h, d, dv] = [g * (1 + rng.below(2)), 1 + rng.below(3), 1 + rng.below(3)];
+    let [h, d, dv] = [g * rng.up_to(2), 1 + rng.below(3), 1 + rng.below(3)];
     let attention = Attention::new().causal();
     let exec = Exec::serial();
     let late = attention.align(Alignment::BottomRight);

@@ -90,7 +90,7 @@ fn refused(rng: &mut Rng, committed: usize, parents: &[Option<usize>]) {
 
 /// A call of the last rows of a sequence, without anything that goes by distance.
 fn drafted(rng: &mut Rng, keys: usize, rows: usize, dtype: Dtype) -> Case {
-    let kv_heads = 1 + rng.below(2);
+    let kv_heads = rng.up_to(2);
     let kv = [(); 2].map(|()| {
         let dim = rng.pick(&[1, 5, 16, 33]);
         numbers(rng, [1, kv_heads, keys, dim], dtype)

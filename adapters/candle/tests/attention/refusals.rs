@@ -51,6 +51,54 @@ fn options() {
     refused(call(Sdpa::default().keep_mask(&five)), "sdpa: mask: shape is [1, 1, 1, 3, 5], but must have at most four");
 }
 
+/// A padding mask `[batch, keys]` is never read as `[rows, keys]`, nor `[batch, rows, keys]` as `[heads, rows, keys]`.
+#[test]
+fn masks_that_may_begin_with_the_batch() {
+    let qkv = |batch, heads, rows| {
+        [random((batch, heads, rows, 8), 1), random((batch, 2, 5, 8), 2), random((batch, 2, 5, 8), 3)]
+    };
+    for (batch, heads, rows) in [(3, 2, 3), (3, 2, 4), (2, 2, 1), (2, 2, 2), (4, 4, 3)] {
+        let [q, k, v] = qkv(batch, heads, rows);
+        for (dims, as_batch, otherwise) in [
+            (vec![batch, 5], [batch, 1, 1, 5], [1, 1, batch, 5]),
+            (vec![batch, 1], [batch, 1, 1, 1], [1, 1, batch, 1]),
+            (vec![batch, rows, 5], [batch, 1, rows, 5], [1, batch, rows, 5]),
+            (vec![batch, 1, 5], [batch, 1, 1, 5], [1, batch, 1, 5]),
+        ] {
+            let tail = format!(
+                "shape is {dims:?}, and the batch is {batch}: reshape to {as_batch:?} if the first dimension is the batch, \
+                 otherwise to {otherwise:?}"
+            );
+            let ones = Tensor::ones(dims, DType::U8, &Device::Cpu).unwrap();
+            let bias = ones.to_dtype(DType::F32).unwrap();
+            for (argument, sdpa) in [
+                ("mask", Sdpa::default().keep_mask(&ones)),
+                ("mask", Sdpa::default().drop_mask(&ones)),
+                ("bias", Sdpa::default().bias(&bias)),
+            ] {
+                refused(sdpa.forward(&q, &k, &v), &format!("sdpa: {argument}: {tail}"));
+                let mut cache = KvCache::new(batch, KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 }).unwrap();
+                cache.append(&k, &v).unwrap();
+                refused(cache.attend(&q, &sdpa), &format!("sdpa: {argument}: {tail}"));
+            }
+            // Four dimensions say what is meant.
+            let said = Sdpa::default().keep_mask(&ones.reshape(&as_batch[..]).unwrap());
+            said.forward(&q, &k, &v).unwrap();
+        }
+        // What cannot be one for each sequence is broadcast as candle does.
+        let shapes = [vec![1, 5], vec![5], vec![1, rows, 5], vec![1, 1, 5]];
+        let rows_alone = [vec![rows, 5], vec![rows, 1]].into_iter().filter(|_| rows != batch);
+        for dims in shapes.into_iter().chain(rows_alone) {
+            let ones = Tensor::ones(dims, DType::U8, &Device::Cpu).unwrap();
+            Sdpa::default().keep_mask(&ones).forward(&q, &k, &v).unwrap();
+        }
+    }
+    // One sequence has one meaning.
+    let [q, k, v] = qkv(1, 2, 1);
+    let ones = Tensor::ones((1, 5), DType::U8, &Device::Cpu).unwrap();
+    Sdpa::default().keep_mask(&ones).forward(&q, &k, &v).unwrap();
+}
+
 #[test]
 fn lengths() {
     let [q, k, v] = qkv();

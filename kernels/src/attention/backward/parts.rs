@@ -119,7 +119,7 @@ impl SharedSums<'_> {
 }
 
 /// Writes gradients of keys or of values, `[batch, kv_heads, keys, dimension]`: `scale` times the sums of the `heads` query heads,
-/// of which those that share a key/value head are added in order, into the first of them.
+/// of which those that share a key/value head are added in order, into the first of them; zeros if there are no query heads.
 ///
 /// # Panics
 /// If the sums do not fit the gradient.
@@ -129,15 +129,18 @@ pub fn write_head_sums(isa: Isa, gradient: TensorMut<'_>, sums: &mut [f32], head
     assert!(heads.checked_rem(kv_heads).unwrap_or(heads) == 0, "heads that do not share evenly");
     let (width, group) = (dim.next_multiple_of(LANES), heads.checked_div(kv_heads).unwrap_or(0));
     let of_head = keys.next_multiple_of(LANES) * width;
-    if of_head == 0 || group == 0 {
+    if of_head == 0 {
         return;
     }
-    for (head, sums) in sums.chunks_exact_mut(group * of_head).enumerate() {
-        let (total, others) = sums.split_at_mut(of_head);
+    let mut groups = sums.chunks_exact_mut((group * of_head).max(1));
+    for head in 0..batch * kv_heads {
+        let sums = groups.next().unwrap_or_default();
+        let (total, others) = sums.split_at_mut(of_head.min(sums.len()));
         for other in others.chunks_exact(of_head) {
             total.iter_mut().zip(other).for_each(|(sum, &other)| *sum += other);
         }
-        let (rows, first) = (total.chunks_exact(width).take(keys), [head / kv_heads, head % kv_heads, 0]);
+        let sums_of = |key| total.get(key * width..(key + 1) * width).unwrap_or_default();
+        let (rows, first) = ((0..keys).map(sums_of), [head / kv_heads, head % kv_heads, 0]);
         // SAFETY: the gradient, which nobody else has, is exclusively borrowed, and has these rows.
         dispatch!(isa, |s| unsafe { write_rows(s, &gradient, first, rows, scale) });
     }

@@ -101,7 +101,8 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Checks that every row and key of each sequence has a position, if rows or keys have positions of their own.
+    /// Checks that every row and key of each sequence has a position, if rows or keys have positions of their own. Beside lengths
+    /// the list of a sequence may also have one for each row of k.
     pub fn positions_fit(&self) -> Result<(), Misfit> {
         let Options { row_positions, key_positions, .. } = self.options;
         for (argument, positions) in [("row positions", row_positions), ("key positions", key_positions)] {
@@ -109,6 +110,10 @@ impl Call<'_> {
             same(argument, "number of sequences", positions.len(), self.sequence_count(), "the call")?;
             for (index, positions) in positions.iter().enumerate() {
                 let Sequence { q_len, kv_len, .. } = self.sequence(index);
+                let padded = argument == "key positions" && self.options.kv_lens.is_some();
+                if padded && positions.len() == self.keys_of(index).len() {
+                    continue;
+                }
                 let (expected, of) = match argument {
                     "row positions" => (q_len, "the rows of that sequence"),
                     _ => (kv_len, "the keys of that sequence"),

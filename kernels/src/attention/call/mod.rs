@@ -12,7 +12,7 @@ pub(crate) mod row_mods;
 pub(crate) mod tiling;
 pub(crate) mod visibility;
 
-use crate::attention::call::mods::CallFacts;
+use crate::attention::call::mods::{BlockPosition, CallFacts, MaskError, MaskMod};
 use crate::attention::call::options::{Options, Ragged};
 use crate::attention::call::visibility::{Alignment, Visible, VisibleKeys};
 use crate::kv::source::KeyValues;
@@ -66,10 +66,11 @@ impl<'a> Call<'a> {
         self.options.row_positions.map(|all| all[sequence])
     }
 
-    /// Positions that the keys of a sequence have of their own.
+    /// Positions that the keys of a sequence have of their own, without those of padding.
     #[inline(always)]
     pub(crate) fn key_positions(&self, sequence: usize) -> Option<&'a [i32]> {
-        self.options.key_positions.map(|all| all[sequence])
+        let positions = self.options.key_positions?[sequence];
+        Some(self.options.kv_lens.map_or(positions, |lens| &positions[..lens[sequence]]))
     }
 }
 
@@ -108,6 +109,23 @@ impl Call<'_> {
             return facts;
         }
         self.visible.window.map(|_| "window").or(alibi).map_or(facts, |option| facts.distance(option))
+    }
+
+    /// Asks a mask function whether it fits the call and the rows of each sequence.
+    ///
+    /// # Errors
+    /// Those of [`MaskMod::fits`] and [`MaskMod::fits_rows`].
+    pub fn check_mask<M: MaskMod>(&self, mask: &M) -> Result<(), MaskError> {
+        if !mask.is_given() {
+            return Ok(());
+        }
+        mask.fits(&self.facts())?;
+        let rows_fit = |batch| {
+            let Sequence { q_len, kv_len, offset, .. } = self.sequence(batch);
+            let rows = BlockPosition { batch, head: 0, rows: 0..q_len, keys: 0..kv_len, position: offset };
+            if q_len == 0 { Ok(()) } else { mask.fits_rows(&rows) }
+        };
+        (0..self.sequence_count()).try_for_each(rows_fit)
     }
 
     /// Number of sequences in the call.

@@ -91,7 +91,7 @@ impl FromIterator<bool> for BlockClass {
 /// Function of score and position, applied after softcap, bias and ALiBi, before keys are hidden. −∞ hides the key.
 ///
 /// Closures `Fn(f32, Position) -> f32` are score functions, and so are `&dyn ScoreMod`, `Box<dyn ScoreMod>` and
-/// `Arc<dyn ScoreMod>`, for functions chosen at run time.
+/// `Arc<dyn ScoreMod>`, for functions chosen at run time. [`Mods`] says what to mind in a function that makes a call.
 pub trait ScoreMod: Send + Sync {
     /// Returns the new score.
     fn score(&self, score: f32, at: Position) -> f32;
@@ -130,7 +130,8 @@ pub trait ScoreMod: Send + Sync {
 /// Mask function: decides which keys a row may attend to.
 ///
 /// Closures `Fn(Position) -> bool` are mask functions, and so are `&dyn MaskMod`, `Box<dyn MaskMod>` and `Arc<dyn
-/// MaskMod>`, for functions chosen at run time. Implement the trait to classify blocks as well.
+/// MaskMod>`, for functions chosen at run time; an `Option` of a mask function is one, too, and hides nothing if it is `None`.
+/// Implement the trait to classify blocks as well. [`Mods`] says what to mind in a function that makes a call.
 pub trait MaskMod: Send + Sync {
     /// Returns true if the row may attend to the key.
     fn keep(&self, at: Position) -> bool;
@@ -173,6 +174,13 @@ pub trait MaskMod: Send + Sync {
         let _ = call;
         Ok(())
     }
+    /// Returns an error if the mask does not fit the rows of one sequence; the call is then refused. Asked once for each
+    /// sequence that has rows, before anything is written, with all its rows and keys; a state asks with its own rows and
+    /// no keys. The head is 0. Closures return `Ok`.
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        let _ = rows;
+        Ok(())
+    }
     /// Returns the mask that keeps what both masks keep.
     fn and<M: MaskMod>(self, other: M) -> And<Self, M>
     where
@@ -194,7 +202,7 @@ pub trait MaskMod: Send + Sync {
     {
         Not(self)
     }
-    /// Returns false for `()` alone, which is no function: its pass is not made.
+    /// Returns false for `()` and `None`, which are no function: the pass is not made.
     #[doc(hidden)]
     fn is_given(&self) -> bool {
         true
@@ -238,7 +246,7 @@ where
 /// Function of the finished weight and its position, applied to visible keys. Costs a second pass over the keys.
 ///
 /// Closures `Fn(f32, Position) -> f32` are weight functions, and so are `&dyn WeightMod`, `Box<dyn WeightMod>` and
-/// `Arc<dyn WeightMod>`, for functions chosen at run time.
+/// `Arc<dyn WeightMod>`, for functions chosen at run time. [`Mods`] says what to mind in a function that makes a call.
 pub trait WeightMod: Send + Sync {
     /// Returns the new weight.
     fn weight(&self, weight: f32, at: Position) -> f32;
@@ -296,6 +304,29 @@ impl MaskMod for () {
     }
 }
 
+/// A mask that may be missing: `None` leaves visibility unchanged, as `()` does.
+impl<M: MaskMod> MaskMod for Option<M> {
+    #[inline(always)]
+    fn keep(&self, at: Position) -> bool {
+        self.as_ref().is_none_or(|mask| mask.keep(at))
+    }
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        self.as_ref().map_or(BlockClass::All, |mask| mask.class(block))
+    }
+    fn next_kept(&self, block: BlockPosition) -> Option<usize> {
+        self.as_ref().map_or(Some(block.keys.start), |mask| mask.next_kept(block))
+    }
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        self.as_ref().map_or(Ok(()), |mask| mask.fits(call))
+    }
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        self.as_ref().map_or(Ok(()), |mask| mask.fits_rows(rows))
+    }
+    fn is_given(&self) -> bool {
+        self.as_ref().is_some_and(M::is_given)
+    }
+}
+
 /// No function: leaves weights unchanged.
 impl WeightMod for () {
     fn weight(&self, weight: f32, at: Position) -> f32 {
@@ -308,7 +339,11 @@ impl WeightMod for () {
 }
 
 /// Functions of scores, positions and weights, or `()` where there is none. The fused pass calls them for a row and several
-/// neighbouring keys at a time.
+/// neighbouring keys at a time, on the threads of the call.
+///
+/// A function that makes a call on rayon's pool while it holds a lock or fills a `OnceLock` may wait for itself: rayon gives a
+/// thread that waits another task of the outer call, and that runs the function again. Fill the cell before the call, or name
+/// `Exec::serial()` or a `ThreadPool` for the inner call; another rayon pool does not help.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mods<S = (), M = (), P = ()> {
     /// Score function.

@@ -8,6 +8,7 @@
 //! blocks; a write to a shared block copies it first.
 
 mod blocks;
+mod changed_keys;
 mod layout;
 mod memory;
 mod pool;
@@ -219,7 +220,7 @@ impl Cache {
     }
 
     /// Appends some tokens to a sequence.
-    fn append_to(&mut self, isa: Isa, tokens: NewTokens, kv: [Tensor<'_>; 2]) {
+    fn append_to(&mut self, isa: Isa, tokens: NewTokens, [k, v]: [Tensor<'_>; 2]) {
         let (sizes, NewTokens { sequence, b, rows }) = (self.store.sizes, tokens);
         assert!(sizes.head_dim > 0 && sizes.value_dim > 0, "keys and values need a length");
         self.reserve_scratch();
@@ -229,7 +230,7 @@ impl Cache {
             let (number, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
             let here = (rows.end - done).min(KEY_BLOCK - row);
             let block = self.block_mut(sequence, number, Self::rows_up_to(number, end));
-            let new = NewRows { sizes: sizes.with_rows(block.rows), row, kv, b, rows: done..done + here };
+            let new = NewRows { sizes: sizes.with_rows(block.rows), row, k, v: Some(v), b, rows: done..done + here };
             new.write(isa, block.memory.floats_mut(), int8.as_mut());
             self.lens[sequence] += here;
             done += here;

@@ -103,7 +103,7 @@ impl PackedPool {
         &mut self,
         isa: Isa,
         table: BlockTable<'_>,
-        kv: [Tensor<'_>; 2],
+        [k, v]: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
         contents: impl FnOnce(&Self) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -117,7 +117,7 @@ impl PackedPool {
             while next < rows.end {
                 let (page, row) = (table.entries[sequence * width + at / size], at % size);
                 let here = (rows.end - next).min(size - row);
-                let new = NewRows { sizes, row, kv, b, rows: next..next + here };
+                let new = NewRows { sizes, row, k, v: Some(v), b, rows: next..next + here };
                 let at_page = self.place(page as usize);
                 new.write(isa, &mut self.memory.floats_mut()[at_page], self.store.int8.as_mut());
                 (next, at) = (next + here, at + here);

@@ -1,7 +1,7 @@
 //! Reading a cache: blocks of packed keys and values for the kernels, and single elements.
 
 use super::blocks::Packed;
-use super::layout::{Format, KeyOrder, Sizes, part};
+use super::layout::{Format, KeyOrder, Parts, Sizes, part};
 use super::store::Store;
 use super::tokens::TokenPart;
 use crate::kv::cache::Cache;
@@ -102,46 +102,52 @@ impl Store {
     pub(super) fn element(&self, part: TokenPart, block: &[f32], rows: usize, at: [usize; 3]) -> Option<f32> {
         let sizes = self.sizes.with_rows(rows);
         let dim = if part == TokenPart::Key { sizes.head_dim } else { sizes.value_dim };
-        (at[0] < sizes.kv_heads && at[2] < dim).then(|| match part {
-            TokenPart::Key => sizes.key_element(block, at, self.channel_scales()),
-            _ => sizes.value_element(block, at),
+        (at[0] < sizes.kv_heads && at[2] < dim).then(|| match (part, sizes.parts(at[0])) {
+            (TokenPart::Key, parts) => sizes.key_element(block, &parts, at, self.channel_scales()),
+            (_, parts) => sizes.value_element(block, &parts, [at[1], at[2]]),
         })
+    }
+
+    /// Widens key `row` of a head of a block of `rows` keys.
+    pub(super) fn widen_key(&self, block: &[f32], rows: usize, [h, row]: [usize; 2], to: &mut Vec<f32>) {
+        let (sizes, channels) = (self.sizes.with_rows(rows), self.channel_scales());
+        let parts = sizes.parts(h);
+        to.extend((0..sizes.head_dim).map(|d| sizes.key_element(block, &parts, [h, row, d], channels)));
     }
 }
 
 impl Sizes {
-    /// Returns element `d` of key `row` of a head, widened; `channels` are the scales of the keys' channels, if there
-    /// are any.
-    fn key_element(self, block: &[f32], [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
-        let at = self.parts(h);
+    /// Returns element `d` of key `row` of a head, which has these parts, widened; `channels` are the scales of the keys'
+    /// channels, if there are any.
+    fn key_element(self, block: &[f32], at: &Parts, [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
         match self.format {
-            _ if self.key_order == KeyOrder::Latent => self.value_element(block, [h, row, d]),
-            Format::Elements(dtype) => element(block, dtype, at.keys, self.key(row, d)),
+            _ if self.key_order == KeyOrder::Latent => self.value_element(block, at, [row, d]),
+            Format::Elements(dtype) => element(block, dtype, at.keys.clone(), self.key(row, d)),
             Format::Int8 { .. } => {
                 let scale = match channels {
                     Some(channels) => channels[h * self.head_dim + d],
-                    None => part::<f32>(block, at.key_scales)[row],
+                    None => part::<f32>(block, at.key_scales.clone())[row],
                 };
-                f32::from(part::<i8>(block, at.keys)[self.key(row, d)]) * scale
+                f32::from(part::<i8>(block, at.keys.clone())[self.key(row, d)]) * scale
             }
             Format::Int4(kind) => {
-                self.int4_key(kind, [row, d]).read(kind, part(block, at.keys), part(block, at.key_scales))
+                let numbers = part(block, at.key_scales.clone());
+                self.int4_key(kind, [row, d]).read(kind, part(block, at.keys.clone()), numbers)
             }
         }
     }
 
-    /// Returns element `d` of value `row` of a head, widened.
-    fn value_element(self, block: &[f32], [h, row, d]: [usize; 3]) -> f32 {
-        let at = self.parts(h);
+    /// Returns element `d` of value `row` of a head, which has these parts, widened.
+    fn value_element(self, block: &[f32], at: &Parts, [row, d]: [usize; 2]) -> f32 {
         match self.format {
-            Format::Elements(dtype) => element(block, dtype, at.values, self.value(row, d)),
+            Format::Elements(dtype) => element(block, dtype, at.values.clone(), self.value(row, d)),
             Format::Int8 { .. } => {
-                let byte = part::<i8>(block, at.values)[self.value(row, d)];
-                f32::from(byte) * part::<f32>(block, at.value_scales)[row]
+                let byte = part::<i8>(block, at.values.clone())[self.value(row, d)];
+                f32::from(byte) * part::<f32>(block, at.value_scales.clone())[row]
             }
             Format::Int4(kind) => {
                 let place = self.int4_value(kind, [row, d]);
-                place.read(kind, part(block, at.values), part(block, at.value_scales))
+                place.read(kind, part(block, at.values.clone()), part(block, at.value_scales.clone()))
             }
         }
     }

@@ -19,7 +19,9 @@ pub(super) struct NewRows<'a> {
     pub(super) sizes: Sizes,
     /// First row in the block.
     pub(super) row: usize,
-    pub(super) kv: [Tensor<'a>; 2],
+    pub(super) k: Tensor<'a>,
+    /// Values; `None` leaves those of the block as they are. Latent keys have none of their own.
+    pub(super) v: Option<Tensor<'a>>,
     /// Batch and rows in the tensors.
     pub(super) b: usize,
     pub(super) rows: Range<usize>,
@@ -31,11 +33,13 @@ impl NewRows<'_> {
     /// # Panics
     /// If the tensors do not have the rows, or the block has no room for them.
     pub(super) fn write(self, isa: Isa, block: &mut [f32], mut int8: Option<&mut Int8>) {
-        let Self { sizes, row: first, kv: [k, v], b, rows } = self;
+        let Self { sizes, row: first, k, v, b, rows } = self;
         let Sizes { kv_heads, head_dim, value_dim, .. } = sizes;
-        let ([kb, kh, kn, kd], [vb, vh, vn, vd]) = (k.shape(), v.shape());
-        assert!(b < kb.min(vb) && rows.end <= kn.min(vn), "rows outside the tensors");
-        assert!([kh, vh, kd, vd] == [kv_heads, kv_heads, head_dim, value_dim], "keys and values do not fit the block");
+        for (x, dim) in [(Some(k), head_dim), (v, value_dim)] {
+            let Some([batch, heads, n, own]) = x.map(|x| x.shape()) else { continue };
+            assert!(b < batch && rows.end <= n, "rows outside the tensors");
+            assert!([heads, own] == [kv_heads, dim], "keys and values do not fit the block");
+        }
         assert!(first + rows.len() <= sizes.rows, "more rows than a block has");
         for h in 0..kv_heads {
             let source = |x: Tensor<'_>, dim| {
@@ -43,11 +47,11 @@ impl NewRows<'_> {
                 Source { rows: unsafe { x.rows(b, h, rows.start) }, n: rows.len(), dim }
             };
             let (key, value) = match sizes.key_order {
-                KeyOrder::Packed => (Some(source(k, head_dim)), source(v, value_dim)),
+                KeyOrder::Packed => (Some(source(k, head_dim)), v.map(|v| source(v, value_dim))),
                 // The row that is stored as a value is the key, of which there is no other.
-                KeyOrder::Latent => (None, source(k, head_dim)),
+                KeyOrder::Latent => (None, Some(source(k, head_dim))),
             };
-            let mut head = Head { sizes, parts: sizes.parts(h), first, block, isa };
+            let mut head = Head { sizes, parts: sizes.parts(h), first, n: rows.len(), block, isa };
             match (sizes.format, int8.as_deref_mut()) {
                 (Format::Elements(Dtype::F32), _) => head.write_elements::<f32>(key, value),
                 (Format::Elements(Dtype::Bf16), _) => head.write_elements::<Bf16>(key, value),
@@ -105,24 +109,27 @@ impl Source {
     }
 }
 
-/// Head of a block, and the first row of it that is written.
+/// Head of a block, and the rows of it that are written: `n` from the first on.
 struct Head<'a> {
     sizes: Sizes,
     parts: Parts,
     first: usize,
+    n: usize,
     block: &'a mut [f32],
     isa: Isa,
 }
 
 impl Head<'_> {
     /// Writes elements.
-    fn write_elements<T: Element + Plain>(&mut self, key: Option<Source>, value: Source) {
+    fn write_elements<T: Element + Plain>(&mut self, key: Option<Source>, value: Option<Source>) {
         match (key, T::DTYPE) {
             (Some(key), Dtype::F32) => self.write_float_keys(key),
             (Some(key), Dtype::Bf16 | Dtype::F16) => self.place_keys::<T>(key),
             (None, _) => {}
         }
-        self.write_values::<T>(value);
+        if let Some(value) = value {
+            self.write_values::<T>(value);
+        }
     }
 
     /// Writes keys as floats: whole panels are transposed in registers, the last one filled up, and keys before them placed row by
@@ -164,12 +171,12 @@ impl Head<'_> {
     }
 
     /// Writes bytes and their scales.
-    fn write_int8(&mut self, key: Option<Source>, value: Source, head: usize, int8: &mut Int8) {
-        let Self { sizes, parts: Parts { keys, key_scales, values, value_scales }, isa, first, block } = self;
+    fn write_int8(&mut self, key: Option<Source>, value: Option<Source>, head: usize, int8: &mut Int8) {
+        let Self { sizes, parts: Parts { keys, key_scales, values, value_scales }, isa, first, n, block } = self;
         let Int8 { channels, row: floats, bytes } = int8;
         let (key_bytes, value_bytes) = bytes.split_at_mut(sizes.head_dim);
         let channels = channels.as_deref().map(|scales| &scales[head * sizes.head_dim..][..sizes.head_dim]);
-        for (row, place) in (0..value.n).zip(*first..) {
+        for (row, place) in (0..*n).zip(*first..) {
             if let Some(key) = key {
                 key.widen(*isa, row, 0..key.dim, floats);
                 let floats = &floats[..key.dim];
@@ -183,6 +190,7 @@ impl Head<'_> {
                 }
                 int8::place_key(key_bytes, place, part_mut(block, keys.clone()));
             }
+            let Some(value) = value else { continue };
             value.widen(*isa, row, 0..value.dim, floats);
             let scale = dispatch!(isa, |s| int8::quantise(s, &floats[..value.dim], value_bytes));
             part_mut(block, value_scales.clone())[place] = scale;
@@ -197,14 +205,16 @@ impl Head<'_> {
     }
 
     /// Writes half bytes, and the numbers beside them.
-    fn write_int4(&mut self, key: Option<Source>, value: Source, kind: Int4) {
+    fn write_int4(&mut self, key: Option<Source>, value: Option<Source>, kind: Int4) {
         let (sizes, first) = (self.sizes, self.first);
         if let Some(key) = key {
             let at = |row, d| sizes.int4_key(kind, [first + row, d]);
             self.place_int4(key, kind, self.parts.keys.clone(), self.parts.key_scales.clone(), at);
         }
-        let at = |row, c| sizes.int4_value(kind, [first + row, c]);
-        self.place_int4(value, kind, self.parts.values.clone(), self.parts.value_scales.clone(), at);
+        if let Some(value) = value {
+            let at = |row, c| sizes.int4_value(kind, [first + row, c]);
+            self.place_int4(value, kind, self.parts.values.clone(), self.parts.value_scales.clone(), at);
+        }
     }
 
     /// Writes rows as half bytes, each element where `at` says, among the bytes of the head's elements, and the numbers of

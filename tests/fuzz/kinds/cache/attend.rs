@@ -24,7 +24,7 @@ impl Pair {
         self.check_lengths(history);
         self.check_tokens(rng, history);
         let Some([last, ..]) = self.keep else {
-            let rows = 1 + rng.below(3);
+            let rows = rng.up_to(3);
             let (case, wanted) = (self.case(rng, rows), Wanted::draw(rng));
             return self.compare(rng, &case, wanted, Sight::Certain, history);
         };
@@ -33,7 +33,7 @@ impl Pair {
         let case = self.case(rng, rows.clamp(1, 3));
         self.compare(rng, &case, Wanted::LEAST, if rows > 0 { Sight::Certain } else { Sight::Uncertain }, history);
         // Whoever would see further back is refused, or it is there.
-        let rows = 1 + rng.below(5);
+        let rows = rng.up_to(5);
         let mut case = self.case(rng, rows);
         let left = [None, Some(last), Some(last + 255), Some(last + 300)];
         case.settings.window = Some(Sides { left: rng.pick(&left), right: Some(0), first: rng.below(400) });
@@ -102,7 +102,7 @@ impl Pair {
             let at = |j| [b, h, j, 0];
             assert_eq!(all.key(at(len)), None, "{history}");
             let j = rng.below(len);
-            if len == 0 || self.home.is_integers() {
+            if len == 0 || self.kv_heads == 0 || self.home.is_integers() {
                 continue;
             }
             let held = [all.key(at(j)), all.value(at(j))];
@@ -136,6 +136,7 @@ impl Pair {
             dropout: None,
         };
         let heads = self.kv_heads * rng.pick(&[1, 1, 2, 4]);
+        let heads = rng.or_zero(heads);
         let q = numbers(rng, [batch, heads, rows, d], Dtype::F32);
         let dtypes = [Dtype::F32, self.dtype(), self.dtype()];
         let sinks = rng.one_in(3).then(|| (0..heads).map(|_| rng.normal()).collect());

@@ -100,6 +100,10 @@ impl Pair {
     /// Goes on with what was exported; a file with a byte of it changed is refused, or is a cache.
     pub(super) fn export(&mut self, rng: &mut Rng, history: &mut String) {
         history.push_str(" export");
+        if self.kv_heads == 0 {
+            let refused = Err(Error::Empty { argument: "cache", what: "kv_heads" });
+            return assert_eq!(self.cache.export(), refused, "{history}");
+        }
         let mut bytes = self.cache.export().expect("it has heads");
         let imported = KvCache::import(&bytes).expect("it was exported");
         assert_eq!(imported.format(), self.cache.format(), "{history}");

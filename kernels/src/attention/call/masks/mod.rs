@@ -52,7 +52,8 @@ impl MaskMod for PrefixLm {
     }
 }
 
-/// One mask for each sequence of a batch.
+/// One mask for each sequence of a batch. The masks have one type: with `Option`, sequences without a mask have `None`; with
+/// `Box<dyn MaskMod>`, each has any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PerSequence<M> {
     masks: Vec<M>,
@@ -92,5 +93,9 @@ impl<M: MaskMod> MaskMod for PerSequence<M> {
             return Err(MaskError::Sequences { masks, sequences: call.sequences });
         }
         self.masks.iter().try_for_each(|mask| mask.fits(call))
+    }
+
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        self.of(rows.batch).fits_rows(rows)
     }
 }

@@ -8,9 +8,9 @@ use crate::attention::call::mods::{BlockClass, BlockPosition, CallFacts, MaskErr
 ///
 /// Drafted token `t` has the key `committed + t`, and its row stands at that position ([`Position::position`]: name the
 /// call's alignment, [`Alignment::BottomRight`](crate::Alignment::BottomRight) if the drafted tokens are the last
-/// keys). Earlier rows are causal; rows after the draft see the committed keys. All sequences of a batch have the same
-/// tree; [`PerSequence`](crate::PerSequence) gives each its own. Whatever the tree, memory is 24 bytes a token, and a
-/// pair takes constant time.
+/// keys). Earlier rows are causal; a call with rows behind the draft is refused: they would not see their own keys. All
+/// sequences of a batch have the same tree; [`PerSequence`](crate::PerSequence) gives each its own, or none. Whatever the
+/// tree, memory is 24 bytes a token, and a pair takes constant time.
 ///
 /// On its path a token is at `committed` + its depth, but its row stands at the position of its key, often further on.
 /// So a call with a tree and a window or ALiBi must give its rows and keys positions of their own, which for drafted tokens
@@ -102,5 +102,11 @@ impl MaskMod for Tree {
 
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
         call.distance.map_or(Ok(()), |option| Err(MaskError::Distance { option }))
+    }
+
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        let (position, end) = (*rows.positions().end(), self.committed.saturating_add(self.tokens.len()));
+        let behind = usize::try_from(position).is_ok_and(|position| position >= end);
+        if behind { Err(MaskError::Behind { sequence: rows.batch, position, end }) } else { Ok(()) }
     }
 }

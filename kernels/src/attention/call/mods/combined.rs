@@ -25,6 +25,11 @@ impl<A: MaskMod, B: MaskMod> MaskMod for And<A, B> {
         self.1.fits(call)
     }
 
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        self.0.fits_rows(rows)?;
+        self.1.fits_rows(rows)
+    }
+
     #[inline]
     fn class(&self, block: BlockPosition) -> BlockClass {
         match self.0.class(block.clone()) {
@@ -47,6 +52,11 @@ impl<A: MaskMod, B: MaskMod> MaskMod for Or<A, B> {
         self.1.fits(call)
     }
 
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        self.0.fits_rows(rows)?;
+        self.1.fits_rows(rows)
+    }
+
     #[inline]
     fn class(&self, block: BlockPosition) -> BlockClass {
         match self.0.class(block.clone()) {
@@ -66,6 +76,10 @@ impl<A: MaskMod> MaskMod for Not<A> {
 
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
         self.0.fits(call)
+    }
+
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        self.0.fits_rows(rows)
     }
 
     #[inline]

@@ -52,6 +52,15 @@ pub enum MaskError {
         /// Option that measures distances: `window` or `alibi`.
         option: &'static str,
     },
+    /// A row lies behind a tree of drafted tokens, of which it has none: it would not see its own key.
+    Behind {
+        /// Sequence of the call.
+        sequence: usize,
+        /// Position of its last row.
+        position: isize,
+        /// One past the position of the last drafted token.
+        end: usize,
+    },
     /// The numbers of masks and sequences differ.
     Sequences {
         /// Number of masks.
@@ -81,6 +90,12 @@ impl fmt::Display for MaskError {
                 "{option}: does not go with a tree of drafted tokens unless rows and keys have positions of their own: it \
                  measures the distance from a row to a key, and rows of a tree stand where they lie in the draft, not where \
                  they lie on their path (`Tree::positions`)"
+            ),
+            Self::Behind { sequence, position, end } => write!(
+                f,
+                "mask function: the last row of sequence {sequence} is at position {position}, but its tree of drafted \
+                 tokens ends at {end}, so the row would not see its own key; `None` in a PerSequence is the mask of a \
+                 sequence without a draft, beside a causal rule"
             ),
             Self::Sequences { masks, sequences } => {
                 write!(f, "mask function: PerSequence has {masks} masks, but the call has {sequences} sequences")

@@ -40,6 +40,9 @@ macro_rules! through_pointer {
             fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
                 (**self).fits(call)
             }
+            fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+                (**self).fits_rows(rows)
+            }
             fn is_given(&self) -> bool {
                 (**self).is_given()
             }
