@@ -3,7 +3,7 @@
 use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::{blaming, exchange};
-use crate::functions::{Place, from_row, given};
+use crate::functions::{OneOf, given, of_sequence};
 use crate::group::Group;
 use crate::layout::{KEYS, Parcel, Part, ROWS, Stretch, Tree, in_order, parcels};
 use crate::memory::Memory;
@@ -59,7 +59,7 @@ impl<'c> Call<'_, 'c> {
         let Share { rows, keys } = share;
         let stretches = rows.iter().map(|rows| (rows.first, rows.inputs.queries().shape()[2]));
         let own = agreed.own_rows(self.group.comm.rank, stretches);
-        let shifted: Vec<_> = own.iter().map(|part| from_row(mods, agreed.place(part))).collect();
+        let shifted: Vec<_> = own.iter().map(|part| of_sequence(mods, agreed.one_of(part))).collect();
         let parcels = agreed.sizes.map_or(Vec::new(), |sizes| parcels(&agreed.keys, sizes.bytes()));
         let (parts, steps) = self.steps(self.parts(&rows, own, &shifted, &agreed, &parcels), &parcels)?;
         let memory = &mut *self.memory.borrow_mut();
@@ -169,9 +169,9 @@ impl<'c> Call<'_, 'c> {
         'c: 'a,
     {
         let inputs = part.inputs(inputs)?;
-        let (attention, exec) = (self.aligned(part, &inputs, agreed)?, self.group.exec);
+        let (attention, exec, first) = (self.aligned(part, &inputs, agreed)?, self.group.exec, part.first_row());
         Ok(Box::new(move |memory| {
-            let state = AttnState::from_inputs_in(attention, inputs, exec, memory)?;
+            let state = AttnState::from_inputs_in(attention, inputs, exec, memory)?.rows_from(first)?;
             if mods.score.is_given() || mods.mask.is_given() { state.mods(mods) } else { Ok(state) }
         }))
     }
@@ -215,7 +215,7 @@ impl<'c> Call<'_, 'c> {
                 )?
             }
         };
-        Ok(self.attention.align(Alignment::Offset(first_row.saturating_add_unsigned(part.range.start - part.first))))
+        Ok(self.attention.align(Alignment::Offset(first_row.saturating_add_unsigned(part.first_row()))))
     }
 
     /// Tells all ranks which parcels this one needs, or why it refuses the call, and returns its steps.
@@ -266,14 +266,18 @@ impl Agreed {
         })
     }
 
-    /// Returns where the functions see the rows of a part.
-    pub(crate) fn place(&self, part: &Part) -> Place {
-        let sequence = part.sequence.map(|sequence| (sequence, self.sequences.count()));
-        Place { sequence, row: part.range.start - part.first }
+    /// Returns which sequence the functions see in the rows of a part.
+    pub(crate) fn one_of(&self, part: &Part) -> OneOf {
+        part.sequence.map(|sequence| (sequence, self.sequences.count()))
     }
 }
 
 impl Part {
+    /// Returns the number of its first row in its sequence; in all, if sequences are computed together.
+    pub(crate) fn first_row(&self) -> usize {
+        self.range.start - self.first
+    }
+
     /// Returns the inputs of a part, of those of its stretch of rows.
     pub(crate) fn inputs<'a>(&self, inputs: Inputs<'a>) -> Result<Inputs<'a>, sdpa::Error> {
         let rows = self.range.start - self.begin..self.range.end - self.begin;

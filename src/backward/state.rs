@@ -54,8 +54,6 @@ pub struct BackwardState<'a> {
     call: PartedCall<'a>,
     saved: Saved<'a>,
     exec: Exec<'a>,
-    /// Row of all that the first row is.
-    first_row: usize,
     /// Number of keys pushed or passed over.
     keys: usize,
     workspace: Workspace,
@@ -70,14 +68,15 @@ impl<'a> BackwardState<'a> {
     /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences, dropout.
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
-        let mut state = Self { call, saved, exec, first_row: 0, keys: 0, workspace: Workspace::new() };
+        let mut state = Self { call, saved, exec, keys: 0, workspace: Workspace::new() };
         let lists = inputs.lists_from(0, 0);
         let (attention, inputs) = state.at_end(0, &lists)?;
         let BackwardProblem { call, .. } = attention.backward(inputs, saved, Gradients::new())?;
         if state.workspace.gradients.try_begin(&call) { Ok(state) } else { Err(no_memory(&call, 0)) }
     }
 
-    /// Sets score and mask functions, which see keys and rows where they lie among all.
+    /// Sets score and mask functions, which see keys and rows where they lie among all ([`Self::starting_at`] says which rows
+    /// these are); sequences and heads are those of the state's queries.
     ///
     /// # Errors
     /// [`Error::Needs`] for a weight function, for a score function without a derivative, or if keys were pushed already;
@@ -86,8 +85,8 @@ impl<'a> BackwardState<'a> {
     /// If a function panics in a push, the state is half updated: make another.
     pub fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
         check_no_keys("functions", self.keys)?;
-        let position = self.call.offset();
-        let at = Position { batch: 0, head: 0, row: 0, key: 0, position, distance: position };
+        let (row, position) = (self.call.first_row, self.call.offset());
+        let at = Position { batch: 0, head: 0, row, key: 0, position, distance: position };
         if mods.score.is_given() && !self.call.inputs.q.shape().contains(&0) {
             mods.score.derivative(0.0, at).ok_or(NO_DERIVATIVE)?;
         }
@@ -97,14 +96,16 @@ impl<'a> BackwardState<'a> {
         Ok(Self { call: self.call.mods(mods)?, ..self })
     }
 
-    /// Sets the row of the call that the first of these rows is, 0 by default: sums are taken over blocks of 96 rows, which may
-    /// begin before it and end after the last row.
+    /// Sets the row of the call that the first of these rows is, 0 by default. Sums are taken over blocks of 96 rows, which may
+    /// begin before it and end after the last row. Functions see it as [`Position::row`], and without an
+    /// [`Alignment::Offset`](crate::Alignment::Offset), which is that of the first of these rows, it is their position among the
+    /// keys, as in one call: [`AttnState::rows_from`](crate::AttnState::rows_from).
     ///
     /// # Errors
-    /// [`Error::Needs`] if keys were pushed already.
+    /// [`Error::Needs`] if keys were pushed already; [`Error::TooLarge`] if the rows go beyond the last position.
     pub fn starting_at(self, first_row: usize) -> Result<Self, Error> {
         check_no_keys("first row", self.keys)?;
-        Ok(Self { first_row, ..self })
+        Ok(Self { call: self.call.rows_from(first_row)?, ..self })
     }
 
     /// Number of keys pushed or passed over.
@@ -190,7 +191,7 @@ impl<'a> BackwardState<'a> {
         let (attention, inputs) = self.call.over(keys, self.keys, &lists);
         let problem = attention.backward(inputs, self.saved, gradients)?;
         self.run(BackwardProblem {
-            part: Part::Keys { first_row: self.first_row, sums: sums.parts_mut() },
+            part: Part::Keys { first_row: self.call.first_row, sums: sums.parts_mut() },
             ..problem
         })?;
         self.keys += n;
@@ -248,7 +249,7 @@ impl<'a> BackwardState<'a> {
         let lists = self.call.inputs.lists_from(0, self.keys);
         let (attention, inputs) = self.at_end(self.keys, &lists)?;
         let problem = attention.backward(inputs, self.saved, gradients)?;
-        self.run(BackwardProblem { part: Part::End { first_row: self.first_row }, ..problem })
+        self.run(BackwardProblem { part: Part::End { first_row: self.call.first_row }, ..problem })
     }
 
     /// Returns the settings and inputs of a call over `keys` keys of which no number counts.

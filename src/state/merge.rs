@@ -5,7 +5,7 @@ use crate::error::{Error, same, zeros};
 use crate::inputs::Inputs;
 use crate::state::AttnState;
 use sdpa_kernels::{
-    Alignment, Causality, Isa, Precision, Seen, View, ViewMut, Visible, Window, merge_results, merge_states, one_a_row,
+    Causality, Isa, Precision, Seen, View, ViewMut, Visible, Window, merge_results, merge_states, one_a_row,
 };
 
 impl AttnState<'_> {
@@ -99,27 +99,26 @@ struct Settings {
     window: Option<Window>,
     /// Position of the first row, 0 where no rule depends on positions.
     offset: isize,
+    /// Its number among all rows, 0 without functions.
+    first_row: usize,
     precision: Precision,
 }
 
 impl Settings {
     fn of(state: &AttnState<'_>) -> Self {
-        let Attention { softcap, visible: Visible { causality, window }, alignment, precision, .. } =
-            state.call.attention;
+        let Attention { softcap, visible: Visible { causality, window }, precision, .. } = state.call.attention;
         let inputs = &state.call.inputs;
         let measures = state.call.attention.rule(inputs.alibi.is_some()).is_some() && inputs.row_positions.is_none();
-        let offset = match alignment {
-            Some(Alignment::Offset(n)) if measures => n,
-            _ => 0,
-        };
+        let offset = if measures { state.call.offset() } else { 0 };
+        let first_row = if state.call.functions.are_given() { state.call.first_row } else { 0 };
         let window = window.filter(|window| window.sides() != [None; 2]);
         let scale = state.call.attention.scale_for(state.call.inputs.q.shape()[3]);
-        Self { scale, softcap, causality, window, offset, precision }
+        Self { scale, softcap, causality, window, offset, first_row, precision }
     }
 
     /// Returns the settings with their names.
-    fn in_words(self) -> [(&'static str, String); 6] {
-        let Self { scale, softcap, causality, window, offset, precision } = self;
+    fn in_words(self) -> [(&'static str, String); 7] {
+        let Self { scale, softcap, causality, window, offset, first_row, precision } = self;
         let none = || "none".to_owned();
         let causal = match causality {
             Causality::Full => none(),
@@ -139,6 +138,7 @@ impl Settings {
             ("causal rule", causal),
             ("window", window),
             ("alignment", format!("offset {offset}")),
+            ("first row", first_row.to_string()),
             ("precision", precision.to_string()),
         ]
     }
