@@ -182,7 +182,7 @@ impl<'c> Call<'_, 'c> {
         let [batch, heads, n, _] = rows.inputs.queries().shape();
         let [.., value_dim] = rows.inputs.key_values()?.v_shape();
         let room = |dim| Ok::<_, sdpa::Error>(Whole::of([batch, heads, n, dim], Whole::room([batch, heads, n, dim])?));
-        Ok([room(value_dim)?, room(1)?])
+        Ok([room(value_dim)?, room(rows.lse_columns().unwrap_or(1))?])
     }
 
     /// Returns the settings for a part of a stretch of rows, which has these inputs: with their place among the keys.

@@ -15,6 +15,9 @@ use sdpa_kernels::{
     Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, ViewMut, WeightMod,
 };
 
+/// What rows far from 0 need: a call over all keys sums their exponentials once more, a state has not seen all keys.
+const RESTS: &str = "a second column (Outputs::lse) for rows beyond ±256, whose f32 alone is too coarse: a state cannot sum their keys first";
+
 /// Backward pass of query rows whose keys arrive in parts: push the keys in order, then write the gradients of the rows.
 ///
 /// Each push adds to the sums of the gradients of its keys and values, in a [`KeyGradientSums`]; rows may be on several machines,
@@ -65,13 +68,18 @@ impl<'a> BackwardState<'a> {
     ///
     /// # Errors
     /// As [`Attention::backward`]; [`Error::Needs`] for what a state cannot know:
-    /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences, dropout.
+    /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences, dropout; and the log-sum-exp of rows
+    /// beyond ±256, such as rows that a finite mask hides wholly, unless a second column of `lse`
+    /// ([`Outputs::lse`](crate::Outputs::lse)) has what its rounding leaves.
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
         let mut state = Self { call, saved, exec, keys: 0, workspace: Workspace::new() };
         let lists = inputs.lists_from(0, 0);
         let (attention, inputs) = state.at_end(0, &lists)?;
         let BackwardProblem { call, .. } = attention.backward(inputs, saved, Gradients::new())?;
+        if saved.lacks_rests() {
+            return Err(Error::Needs { argument: "lse", needs: RESTS });
+        }
         if state.workspace.gradients.try_begin(&call) { Ok(state) } else { Err(no_memory(&call, 0)) }
     }
 

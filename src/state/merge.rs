@@ -5,7 +5,7 @@ use crate::error::{Error, same, zeros};
 use crate::inputs::Inputs;
 use crate::state::AttnState;
 use sdpa_kernels::{
-    Causality, Isa, Precision, Seen, View, ViewMut, Visible, Window, merge_results, merge_states, one_a_row,
+    Causality, Isa, Precision, Seen, View, ViewMut, Visible, Window, merge_results, merge_states, one_or_two_a_row,
 };
 
 impl AttnState<'_> {
@@ -145,7 +145,11 @@ impl Settings {
 }
 
 /// Merges two results over different keys by their LSEs: `out` and `lse` become, up to rounding, the result of
-/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`.
+/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`, or `[.., 2]` of LSEs
+/// with what rounding leaves of them ([`Outputs::lse`](crate::Outputs::lse)).
+///
+/// An LSE far from 0 needs that: rounded to `f32` it is off by up to |LSE| · 2⁻²⁴, which is a relative error of all weights of
+/// its side. At 10⁹ it does not say how many keys there were.
 ///
 /// A side whose LSE is −∞ has seen no key and is ignored, even if its output holds NaN; if both LSEs are −∞, the output
 /// is 0 and the LSE −∞. Only one of the two results may include a sink. (Flash-Decoding; `merge_state` in FlashInfer.
@@ -165,7 +169,7 @@ impl Settings {
 /// ```
 ///
 /// # Errors
-/// [`Error::Mismatch`] if the shapes differ, [`Error::Size`] if an LSE has more than one value a row; `out` and `lse` are then
+/// [`Error::Mismatch`] if the shapes differ, [`Error::Size`] if an LSE has more than two values a row; `out` and `lse` are then
 /// untouched.
 pub fn merge(
     (out, lse): (ViewMut<'_>, ViewMut<'_>),
@@ -175,11 +179,12 @@ pub fn merge(
         same("other out", what, other_out.shape()[index], out.shape()[index], "out")?;
         for (argument, got) in [("lse", lse.shape()[index]), ("other lse", other_lse.shape()[index])] {
             match index {
-                3 => one_a_row(argument, got)?,
+                3 => one_or_two_a_row(argument, got)?,
                 _ => same(argument, what, got, out.shape()[index], "out")?,
             }
         }
     }
+    same("other lse", "columns", other_lse.shape()[3], lse.shape()[3], "lse")?;
     merge_results(Isa::detect(), [out, lse], [other_out, other_lse]);
     Ok(())
 }

@@ -119,6 +119,9 @@ pub(crate) enum RowNumber {
     Dot,
     /// 1 once the other numbers are ready.
     Begun,
+    /// Log-sum-exp of the scores that are counted from the row's reference: of a row that is far from 0, what rounding leaves
+    /// of the saved one.
+    Lse,
 }
 
 /// Memory of each row of the call: the gradient of its query, without the scale, in whole vectors; then [`RowNumber`]s.

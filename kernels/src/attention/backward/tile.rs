@@ -147,12 +147,11 @@ impl<S: Simd> Column<'_, S> {
     ) -> [SavedRow; MAX_ROW_BLOCK] {
         // SAFETY: same contract.
         unsafe {
-            if !turn.is_first {
-                return task.saved_rows(&self.pass.saved, &self.kept_deltas(task));
+            if turn.is_first {
+                let deltas = task.deltas(&self.pass.saved, d_out, copy);
+                self.begin_rows(task, &deltas);
             }
-            let deltas = task.deltas(&self.pass.saved, d_out, copy);
-            self.begin_rows(task, &deltas);
-            task.saved_rows(&self.pass.saved, &deltas)
+            self.kept_rows(task)
         }
     }
 
@@ -173,6 +172,8 @@ impl<S: Simd> Column<'_, S> {
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
         unsafe { float_loops::scores(task.s, run, queries, FloatKeys { panels, later: None }) };
         drop_weights(task.s, &tile.dropout, ScoreBlock { scores: own.gradients, spans: tile.spans, rows });
+        let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
+        softmax_backward::subtract_references(task.s, block, &tile.saved);
         let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
         softmax_backward::softmax_backward(task.s, block, own.gradients, &tile.saved);
         if tile.d_out.nonfinite.is_empty() {

@@ -2,7 +2,7 @@
 //! of the weights.
 //!
 //! ```text
-//! p  = exp(s − lse)               0 where hidden
+//! p  = exp(s − lse)               0 where hidden; exp((s − reference) − rest) where lse = reference + rest is far from 0
 //! ds = p · (dp − δ)               δ = Σ do·o − dlse, one number a row
 //! ```
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135, appendix B.)
@@ -21,11 +21,23 @@ use crate::simd::{LANES, Simd, lanes};
 /// Saved results of a row.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SavedRow {
-    /// Log-sum-exp of the row's scores.
+    /// Number that scores are counted from: the saved log-sum-exp of a row that [is far](is_far) from 0, otherwise 0.
+    pub(crate) reference: f32,
+    /// Log-sum-exp of the scores that are counted from it.
     pub(crate) lse: f32,
     /// Gradient of the log-sum-exp.
     pub(crate) d_lse: f32,
     pub(crate) delta: Delta,
+}
+
+/// Log-sum-exps from which on their rounding to `f32`, half a unit, is more than 2⁻¹⁷, and so is the relative error of weights that
+/// are computed from them alone.
+const FAR: f32 = 256.0;
+
+/// Returns true if the rounding of a row's log-sum-exp would show in weights: they need what it leaves, too.
+#[inline]
+pub(crate) fn is_far(lse: f32) -> bool {
+    (FAR..f32::INFINITY).contains(&lse.abs())
 }
 
 /// δ of a row.
@@ -50,7 +62,20 @@ impl Delta {
     }
 }
 
-/// Turns final scores into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into gradients of scores. Both are 0
+/// Counts the scores of rows that are far from 0 from their references. Those near their reference stay exact: the difference of
+/// numbers within a factor of two is.
+pub(crate) fn subtract_references<S: Simd>(s: S, row_block: ScoreBlock<'_>, saved: &[SavedRow]) {
+    if saved[..row_block.rows].iter().all(|row| row.reference == 0.0) {
+        return;
+    }
+    row_block.replace(
+        s,
+        #[inline(always)]
+        |row, _, scores| s.sub(scores, s.splat(saved[row].reference)),
+    );
+}
+
+/// Turns final scores, counted from their references, into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into gradients of scores. Both are 0
 /// where hidden, and in whole panels from the first to the last key that some row sees. What rounding leaves of the sum of a row's
 /// gradients is taken out of them, where the block holds all the row's weight.
 pub(crate) fn softmax_backward<S: Simd>(
@@ -71,7 +96,7 @@ pub(crate) fn softmax_backward<S: Simd>(
                 s,
                 #[inline(always)]
                 |row, panels, scores| {
-                    let SavedRow { lse, d_lse, delta } = saved[row];
+                    let SavedRow { lse, d_lse, delta, .. } = saved[row];
                     let (lse, value) = (s.splat(lse), s.splat(delta.value));
                     // SAFETY: `gradients` has a stride for every row, as asserted; panels lie inside a row's stride.
                     let at = |panel: usize| unsafe {
