@@ -13,7 +13,7 @@ use crate::functions::{FromHead, given};
 use crate::group::Group;
 use crate::heads::options::Options;
 use crate::layout::{KEYS, ROWS, in_order};
-use crate::prompt::check_outputs;
+use crate::prompt::{check_dropout, check_outputs};
 use crate::report::Report;
 use crate::share::{Keys, Rows, Share};
 use crate::whole::{Whole, of_heads, pack, write};
@@ -180,6 +180,7 @@ impl Call<'_, '_> {
             let needs = "a stretch of rows, if only an empty one, which names the options of the call";
             return Err(sdpa::Error::Needs { argument: "share", needs });
         }
+        check_dropout(&self.attention)?;
         for rows in &share.rows {
             check_outputs(self.attention, rows)?;
         }

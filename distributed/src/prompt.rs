@@ -82,6 +82,7 @@ impl<'c> Call<'_, 'c> {
     ) -> Result<Agreed, Error> {
         const WHAT: &str = "what it has of the call";
         let own = own.and_then(|own| {
+            check_dropout(&self.attention)?;
             let argument = if weight { Some("weight function") } else { own.positions() };
             let needs = "all keys at once: a call on one machine, or a forward pass cut by heads";
             argument.map_or(Ok(own), |argument| Err(sdpa::Error::Needs { argument, needs }))
@@ -283,6 +284,12 @@ impl Part {
         let rows = self.range.start - self.begin..self.range.end - self.begin;
         self.sequence.map_or(Ok(inputs), |sequence| inputs.of_sequence(sequence, rows))
     }
+}
+
+/// Refuses dropout, which counts the sequences, heads, rows and keys of one call.
+pub(crate) fn check_dropout(attention: &Attention) -> Result<(), sdpa::Error> {
+    let needs = "a call on one machine, of which it counts sequences, heads, rows and keys";
+    attention.dropout_settings().map_or(Ok(()), |_| Err(sdpa::Error::Needs { argument: "dropout", needs }))
 }
 
 /// Checks settings and outputs of a stretch of rows, whose place is not known yet.

@@ -6,6 +6,7 @@ use crate::backward::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::backward::problem::BackwardProblem;
 use crate::backward::run::no_memory;
 use crate::error::Error;
+use crate::error::messages::KEYS_BEFORE;
 use crate::inputs::{Inputs, KeyLists};
 use crate::state::parted_call::{PartedCall, check_no_keys, check_room};
 use crate::threads::exec::Exec;
@@ -68,7 +69,7 @@ impl<'a> BackwardState<'a> {
     ///
     /// # Errors
     /// As [`Attention::backward`]; [`Error::Needs`] for what a state cannot know:
-    /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences, dropout; and the log-sum-exp of rows
+    /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences; and the log-sum-exp of rows
     /// beyond ±256, such as rows that a finite mask hides wholly, unless a second column of `lse`
     /// ([`Outputs::lse`](crate::Outputs::lse)) has what its rounding leaves.
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
@@ -105,7 +106,7 @@ impl<'a> BackwardState<'a> {
     }
 
     /// Sets the row of the call that the first of these rows is, 0 by default. Sums are taken over blocks of 96 rows, which may
-    /// begin before it and end after the last row. Functions see it as [`Position::row`], and without an
+    /// begin before it and end after the last row. Dropout counts rows from it, functions see it as [`Position::row`], and without an
     /// [`Alignment::Offset`](crate::Alignment::Offset), which is that of the first of these rows, it is their position among the
     /// keys, as in one call: [`AttnState::rows_from`](crate::AttnState::rows_from).
     ///
@@ -209,7 +210,7 @@ impl<'a> BackwardState<'a> {
     /// Refuses more keys after an incomplete block.
     fn whole_blocks_before(&self, n: usize) -> Result<(), Error> {
         let whole = n == 0 || self.keys.is_multiple_of(KEY_BLOCK);
-        if whole { Ok(()) } else { Err(Error::Multiple { argument: "keys before", got: self.keys, of: KEY_BLOCK }) }
+        if whole { Ok(()) } else { Err(Error::Multiple { argument: KEYS_BEFORE, got: self.keys, of: KEY_BLOCK }) }
     }
 
     /// Returns true if some row may see some of these keys, as [`AttnState::sees`](crate::AttnState::sees) does.

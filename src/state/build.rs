@@ -137,7 +137,8 @@ impl<'a> AttnState<'a> {
         Ok(self)
     }
 
-    /// Sets the number of the first of these rows among the rows of a call that is cut by rows, 0 by default: functions see it as
+    /// Sets the number of the first of these rows among the rows of a call that is cut by rows, 0 by default: dropout counts rows
+    /// from it, functions see it as
     /// [`Position::row`](crate::Position::row), and without an [`Alignment::Offset`](crate::Alignment::Offset), which is that of the
     /// first of these rows, it is their position among the keys, as in one call.
     ///

@@ -5,7 +5,8 @@ use crate::error::{Error, same, zeros};
 use crate::inputs::Inputs;
 use crate::state::AttnState;
 use sdpa_kernels::{
-    Causality, Isa, Precision, Seen, View, ViewMut, Visible, Window, merge_results, merge_states, one_or_two_a_row,
+    Causality, Dropout, Isa, Precision, Seen, View, ViewMut, Visible, Window, merge_results, merge_states,
+    one_or_two_a_row,
 };
 
 impl AttnState<'_> {
@@ -99,26 +100,30 @@ struct Settings {
     window: Option<Window>,
     /// Position of the first row, 0 where no rule depends on positions.
     offset: isize,
-    /// Its number among all rows, 0 without functions.
+    /// Its number among all rows, 0 without functions and dropout.
     first_row: usize,
+    dropout: Option<Dropout>,
     precision: Precision,
 }
 
 impl Settings {
     fn of(state: &AttnState<'_>) -> Self {
-        let Attention { softcap, visible: Visible { causality, window }, precision, .. } = state.call.attention;
+        let Attention { softcap, visible: Visible { causality, window }, precision, dropout, .. } =
+            state.call.attention;
         let inputs = &state.call.inputs;
         let measures = state.call.attention.rule(inputs.alibi.is_some()).is_some() && inputs.row_positions.is_none();
         let offset = if measures { state.call.offset() } else { 0 };
-        let first_row = if state.call.functions.are_given() { state.call.first_row } else { 0 };
+        let dropout = dropout.filter(|dropout| dropout.p > 0.0);
+        let numbered = dropout.is_some() || state.call.functions.are_given();
+        let first_row = if numbered { state.call.first_row } else { 0 };
         let window = window.filter(|window| window.sides() != [None; 2]);
         let scale = state.call.attention.scale_for(state.call.inputs.q.shape()[3]);
-        Self { scale, softcap, causality, window, offset, first_row, precision }
+        Self { scale, softcap, causality, window, offset, first_row, dropout, precision }
     }
 
     /// Returns the settings with their names.
-    fn in_words(self) -> [(&'static str, String); 7] {
-        let Self { scale, softcap, causality, window, offset, first_row, precision } = self;
+    fn in_words(self) -> [(&'static str, String); 8] {
+        let Self { scale, softcap, causality, window, offset, first_row, dropout, precision } = self;
         let none = || "none".to_owned();
         let causal = match causality {
             Causality::Full => none(),
@@ -139,6 +144,10 @@ impl Settings {
             ("window", window),
             ("alignment", format!("offset {offset}")),
             ("first row", first_row.to_string()),
+            (
+                "dropout",
+                dropout.map_or_else(none, |Dropout { p, seed, offset }| format!("{p}, seed {seed}, offset {offset}")),
+            ),
             ("precision", precision.to_string()),
         ]
     }

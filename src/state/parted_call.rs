@@ -42,9 +42,6 @@ impl<'a> PartedCall<'a> {
                 needs: "the number of keys, which a state does not know",
             });
         }
-        if attention.dropout.is_some() {
-            return Err(Error::Needs { argument: "dropout", needs: WHOLE });
-        }
         if attention.alignment.is_none() && inputs.row_positions.is_none() {
             let rule = attention.rule(inputs.alibi.is_some());
             rule.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
@@ -118,6 +115,7 @@ impl<'a> PartedCall<'a> {
         'a: 'k,
     {
         let attention = self.attention.align(Alignment::Offset(self.offset()));
+        let attention = Attention { dropout_from: [self.first_row, before], ..attention };
         // Positions of their own are among all keys.
         let attention = if self.inputs.key_positions.is_some() { attention } else { attention.counted_from(before) };
         (attention, self.inputs.over(keys, before, lists))

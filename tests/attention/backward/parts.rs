@@ -8,8 +8,8 @@ use crate::positions::of_state;
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits, execs};
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, BackwardState, Error, Exec, Gradients, Inputs, KeyGradientShape, KeyGradientSums, Mods,
-    Position, Run, Saved, View, ViewMut, WithDerivative,
+    Alignment, Attention, BackwardState, Dropout, Error, Exec, Gradients, Inputs, KeyGradientShape, KeyGradientSums,
+    Mods, Position, Run, Saved, View, ViewMut, WithDerivative,
 };
 
 const KEY_BLOCK: usize = 256;
@@ -82,7 +82,8 @@ fn stretch(
     let gradients = if case.sinks.is_some() { gradients.sinks(&mut sinks.data) } else { gradients };
     let gradients = if case.alibi.is_some() { gradients.alibi(&mut slopes.data) } else { gradients };
     with_mods!(case, |mods| {
-        let state = BackwardState::new(case.attention(), inputs, saved, exec).unwrap();
+        let attention = Back { case: case.clone(), ..back.clone() }.attention();
+        let state = BackwardState::new(attention, inputs, saved, exec).unwrap();
         let mut state = state.starting_at(first).unwrap().mods(&mods).unwrap();
         for (keys, sums) in parts {
             // Sums that hold something go through all later rows.
@@ -119,7 +120,8 @@ fn rows_cut_anywhere_and_keys_between_blocks_have_the_bits_of_one_call() {
         let mut case = stateful(&mut rng);
         let qkv = [&case.q, &case.k, &case.v].map(|x| Rounded::new(x, rng.pick(&DTYPES)));
         [case.q, case.k, case.v] = qkv.each_ref().map(|x| x.wide.clone());
-        let back = Back::of(&mut rng, case);
+        let mut back = Back::of(&mut rng, case);
+        back.dropout = (seed % 4 == 1).then_some(Dropout { p: 0.3, seed, offset: 2 });
         let ([batch, heads, n, dim], [_, kv_heads, keys, value_dim]) = (back.case.q.shape, back.case.v.shape);
         let rows = cuts(n, rng.pick(&[96, 33, 64, 1 + n / 3, n.max(1)]), &mut rng);
         let keys = cuts(keys, KEY_BLOCK, &mut rng);
@@ -168,11 +170,9 @@ fn what_does_not_fit_a_state_is_refused() {
     let state = |attention| BackwardState::new(attention, inputs, saved, Exec::serial());
     let shape = |heads, keys| KeyGradientShape { batch: 1, heads, keys, head_dim: 8, value_dim: 8 };
     let sums = |heads, keys| KeyGradientSums::new(shape(heads, keys)).unwrap();
-    for (attention, word) in [
-        (Attention::new().causal(), "causal"),
-        (Attention::new().align(Alignment::BottomRight), "bottom-right"),
-        (Attention::new().dropout(0.5, 1, 1), "dropout"),
-    ] {
+    for (attention, word) in
+        [(Attention::new().causal(), "causal"), (Attention::new().align(Alignment::BottomRight), "bottom-right")]
+    {
         assert!(matches!(state(attention), Err(Error::Needs { argument, .. }) if argument == word), "{word}");
     }
     let mut good = state(Attention::new()).unwrap();
@@ -184,6 +184,9 @@ fn what_does_not_fit_a_state_is_refused() {
     good.push(of(1, 300), of(1, 300), &mut sums(2, 300)).unwrap();
     let more = good.push(of(1, 20), of(1, 20), &mut sums(2, 20));
     assert_eq!(more, Err(Error::Multiple { argument: "keys before", got: 300, of: KEY_BLOCK }));
+    let words = "keys before: 300, but must be a multiple of 256: push small pieces together, in their order, with sums for \
+                 all their keys; KeyGradientSums::keys cuts these";
+    assert_eq!(more.unwrap_err().to_string(), words);
     let (mut dk, mut short) = (vec![7.0f32; 300 * 8], vec![7.0f32; 95 * 2 * 8]);
     let gradients = Gradients::new().k(ViewMut::bhld(&mut dk, [1, 1, 300, 8]).unwrap());
     assert!(matches!(good.check(&gradients), Err(Error::Needs { argument: "dk and dv", .. })));
