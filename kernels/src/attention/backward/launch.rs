@@ -6,6 +6,9 @@
 //! block of one key block waits for the same row block of the key block before. Key blocks are taken in order, the same
 //! one of all heads before the next, so a worker waits only for what another is at, and seldom. So every sum is taken in
 //! one order, whoever takes it: gradients have the same bits for any number of threads.
+//!
+//! If rows are far from 0 and what rounding leaves of their log-sum-exps is not there, workers first take row blocks and sum
+//! their exponentials over all keys. Key blocks begin when all of these are done.
 
 use crate::attention::backward::call::{Gradients, Saved};
 use crate::attention::backward::column::Column;
