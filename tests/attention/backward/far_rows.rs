@@ -141,6 +141,38 @@ fn gradients_have_the_same_bits_with_the_second_column() {
     }
 }
 
+/// A call over some of the keys, with the results over all, does not take its keys for all: with two columns it is right, with one
+/// as near as the rounded log-sum-exp is.
+#[test]
+fn calls_over_some_of_the_keys_are_no_calls_over_all() {
+    for (shared, columns) in
+        [(257.0, 1), (-300.0, 1), (1e4, 1), (-1e4, 2), (1e6, 2), (1e9, 2), (-1e30, 2), (f32::MIN, 2)]
+    {
+        let back = far(&mut Rng::new(4), &[shared], false, [8, 300]);
+        let rounding = if columns == 1 { 2.0 * f64::from(shared.abs()) * f64::from(f32::EPSILON) } else { 0.0 };
+        let [_, (_, dk), (_, dv), ..] = back.oracle::<f64>();
+        for ((isa, exec), keys) in execs().flat_map(|exec| [(exec, 0..256), (exec, 256..300)]) {
+            let [out, lse] = back.forward_columns(exec, columns);
+            let some = |x: &Tensor| x.rows(keys.clone());
+            let bias = back.case.bias.as_ref().map(|bias| {
+                let [b, h, l, _] = bias.wide.shape;
+                let part = |[b, h, l, j]: [usize; 4]| bias.wide.get([b, h, l, keys.start + j]);
+                Rounded::new(&Tensor::from_fn([b, h, l, keys.len()], part), Dtype::F32)
+            });
+            let case = Case { k: some(&back.case.k), v: some(&back.case.v), bias, ..back.case.clone() };
+            let part = Back { case, ..back.clone() };
+            let mut full = part.unwritten();
+            part.run_into(exec, [&out, &lse], &mut full, &mut Workspace::new());
+            for (name, got, all) in [("k", &full.k, &dk), ("v", &full.v, &dv)] {
+                let here = |[b, h, j, d]: [usize; 4]| ((b * got.shape[1] + h) * 300 + keys.start + j) * 16 + d;
+                let expected: Vec<f64> = crate::support::indices(got.shape).map(|at| all[here(at)]).collect();
+                let error = error(&got.data, &expected);
+                assert!(error < 2e-5 + rounding, "{shared:e}, {isa}, {keys:?}: {name} is off by {error:e}");
+            }
+        }
+    }
+}
+
 /// A log-sum-exp at the limit is taken as it is; beyond, a state refuses it unless what its rounding leaves is there.
 #[test]
 fn a_state_refuses_rows_far_from_zero_without_the_second_column() {

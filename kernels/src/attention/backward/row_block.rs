@@ -52,7 +52,8 @@ impl<S: Simd> Column<'_, S> {
     }
 
     /// Sums the exponentials of the row block's rows over all keys, if some are far from 0, and keeps what rounding leaves of their
-    /// log-sum-exps.
+    /// log-sum-exps. What is more than rounding can leave is no such: then the call has some of the keys alone, and nothing but
+    /// the rounded number is known.
     ///
     /// # Safety
     /// The row block's memory is this worker's.
@@ -65,7 +66,9 @@ impl<S: Simd> Column<'_, S> {
         // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
         for (row, (_, numbers)) in task.rows(0..rows_of(task)).zip(unsafe { self.each_row(task) }) {
             let sum = task.row_sum(row, regions.max[row.n], regions.sum[row.n]);
-            numbers[RowNumber::Lse as usize] = sum.lse_rest(lse(row));
+            let (lse, rest) = (lse(row), sum.lse_rest(lse(row)));
+            let unit = lse.abs().next_up() - lse.abs();
+            numbers[RowNumber::Lse as usize] = if rest.abs() <= unit { rest } else { 0.0 };
         }
     }
 
