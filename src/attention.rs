@@ -26,6 +26,8 @@ pub struct Attention {
     pub(crate) alignment: Option<Alignment>,
     pub(crate) precision: Precision,
     pub(crate) dropout: Option<Dropout>,
+    /// Row and key of all that a part's first are, for dropout.
+    pub(crate) dropout_from: [usize; 2],
 }
 
 impl Attention {
@@ -91,6 +93,11 @@ impl Attention {
     /// Returns the positions of the query rows relative to the keys, if they are set.
     pub fn alignment(&self) -> Option<Alignment> {
         self.alignment
+    }
+
+    /// Returns the dropout of weights, if it is set.
+    pub fn dropout_settings(&self) -> Option<Dropout> {
+        self.dropout
     }
 
     /// Returns the factor of the dot products for queries and keys of length `head_dim`.
@@ -168,7 +175,7 @@ impl Attention {
         self.check_window(&call)?;
         scratch_fits(&shape)?;
         let Self { visible, precision, softcap, .. } = *self;
-        let options = Options { softcap, ..call.options }.dropout(self.dropout);
+        let options = Options { softcap, dropout_from: self.dropout_from, ..call.options }.dropout(self.dropout);
         Ok((Call { scale, visible, alignment, options, precision, ..call }, shape))
     }
 

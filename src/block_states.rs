@@ -266,7 +266,7 @@ impl RowStates {
 /// Returns the settings of a call over keys that follow `first` others.
 fn over_keys_from(first: usize, attention: &Attention) -> Result<Attention, Error> {
     if attention.dropout.is_some() {
-        return Err(Error::Needs { argument: "dropout", needs: "a call over all keys" });
+        return Err(Error::Needs { argument: "dropout", needs: "a call over all keys, or an AttnState of them" });
     }
     if !first.is_multiple_of(KEY_BLOCK) {
         return Err(Error::Multiple { argument: "first key", got: first, of: KEY_BLOCK });

@@ -1,6 +1,6 @@
 //! Errors: everything that can be wrong with a call, under the names of the caller's arguments.
 
-mod messages;
+pub(crate) mod messages;
 
 use crate::cause::Cause;
 pub(crate) use sdpa_kernels::same;

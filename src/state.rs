@@ -169,7 +169,7 @@ impl<'a> AttnState<'a> {
         if keys.is_none() {
             // Rows lie where they do among all keys.
             let call = Call { alignment: Alignment::Offset(self.call.offset()), ..problem.call };
-            return Ok(self.call.functions.fit(&call)?);
+            return Ok(self.call.functions.fit(&call, self.call.shift(0))?);
         }
         self.call.functions.run(problem, self.exec, &mut self.workspace, shift);
         (self.seen, self.accumulated) = (Seen::Keys, self.accumulated + n);

@@ -13,7 +13,7 @@ use crate::backward::share::{BackwardShare, ONE_ROW, Rows};
 use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::{blaming, exchange};
-use crate::functions::{from_row, given};
+use crate::functions::{given, of_sequence};
 use crate::layout::{Part, rows_of};
 use crate::parcel::Sizes;
 use crate::prompt::{Agreed, Call, ranges};
@@ -35,7 +35,7 @@ pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
     let (rank, stretches) =
         (call.group.comm.rank, rows.iter().map(|rows| (rows.first, rows.inputs.queries().shape()[2])));
     let own_rows = agreed.own_rows(rank, stretches);
-    let shifted: Vec<_> = own_rows.iter().map(|part| from_row(mods, agreed.place(part))).collect();
+    let shifted: Vec<_> = own_rows.iter().map(|part| of_sequence(mods, agreed.one_of(part))).collect();
     let (own, dkv): (Vec<_>, Vec<_>) = keys.into_iter().map(|keys| (keys.kv, keys.gradients)).unzip();
     let bytes = agreed.sizes.map_or(0, |sizes| bytes(&sizes, agreed.heads.unwrap_or(0)));
     let parcels = blocks(&agreed.keys, &agreed.rows, bytes);
@@ -112,8 +112,7 @@ fn make<'a, S: ScoreMod, M: MaskMod>(
     mods: &'a Mods<S, M>,
 ) -> Result<Make<'a>, sdpa::Error> {
     let inputs = part.inputs(inputs)?;
-    let (attention, exec, first) =
-        (call.aligned(part, &inputs, agreed)?, call.group.exec, part.range.start - part.first);
+    let (attention, exec, first) = (call.aligned(part, &inputs, agreed)?, call.group.exec, part.first_row());
     let saved = match part.sequence {
         None => saved,
         Some(_) => saved_of(saved, part.batch, part.range.start - part.begin..part.range.end - part.begin),

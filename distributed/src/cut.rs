@@ -8,6 +8,9 @@ use crate::workload::Workload;
 use core::ops::Range;
 use sdpa::Dtype;
 
+/// Name under which a rank says how many columns the log-sum-exps have that it wants.
+pub(crate) const LSE_COLUMNS: &str = "columns of the log-sum-exp";
+
 /// Sizes and element types of a call, and what each rank has of it.
 #[derive(Debug)]
 pub(crate) struct Cut {
@@ -17,6 +20,8 @@ pub(crate) struct Cut {
     /// Of queries, keys and values.
     pub(crate) dims: [usize; 3],
     pub(crate) dtypes: [Dtype; 3],
+    /// Columns of log-sum-exps.
+    pub(crate) lse_columns: usize,
     /// Forms of bias and mask, where they are given.
     pub(crate) forms: [Option<Form>; 2],
     pub(crate) ranks: Vec<Description>,
@@ -37,6 +42,7 @@ impl Cut {
             heads: [number("query heads"), number("key/value heads")],
             dims: [dim, dim, value_dim],
             dtypes: [dtype("element type of q"), dtype("element type of k"), dtype("element type of v")],
+            lse_columns: number(LSE_COLUMNS).max(1),
             forms: forms(&ranks),
             ranks,
         }

@@ -1,4 +1,4 @@
-//! Functions of the caller over a stretch of rows or some heads: rows and heads count from the first of all.
+//! Functions of the caller over one of ragged sequences or some heads: sequences and heads count from the first of all.
 
 use sdpa::masks::MaskError;
 use sdpa::{BlockClass, BlockPosition, CallFacts, MaskMod, Mods, Position, ScoreMod, WeightMod};
@@ -8,42 +8,36 @@ pub(crate) fn given<S: ScoreMod, M: MaskMod, P: WeightMod>(mods: &Mods<S, M, P>)
     [mods.score.is_given(), mods.mask.is_given(), mods.weight.is_given()]
 }
 
-/// Place of some rows among all: their sequence, and the first of them in it.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Place {
-    /// Number of the sequence, and how many there are, if sequences are ragged.
-    pub(crate) sequence: Option<(usize, usize)>,
-    pub(crate) row: usize,
-}
+/// Number of a sequence that is computed by itself, and how many there are; `None` if sequences are computed together.
+pub(crate) type OneOf = Option<(usize, usize)>;
 
-/// Returns score and mask functions for some rows.
-pub(crate) fn from_row<S: ScoreMod, M: MaskMod, P: WeightMod>(
+/// Returns score and mask functions for the rows of a sequence.
+pub(crate) fn of_sequence<S: ScoreMod, M: MaskMod, P: WeightMod>(
     mods: &Mods<S, M, P>,
-    place: Place,
-) -> Mods<FromRow<'_, S>, FromRow<'_, M>> {
-    Mods::new().score(FromRow(&mods.score, place)).mask(FromRow(&mods.mask, place))
+    sequence: OneOf,
+) -> Mods<OfSequence<'_, S>, OfSequence<'_, M>> {
+    Mods::new().score(OfSequence(&mods.score, sequence)).mask(OfSequence(&mods.mask, sequence))
 }
 
-/// Function that is told which sequence and row of all those of a state are.
+/// Function that is told which sequence of all that of a state is.
 #[derive(Debug)]
-pub(crate) struct FromRow<'m, F>(&'m F, Place);
+pub(crate) struct OfSequence<'m, F>(&'m F, OneOf);
 
-impl<F> FromRow<'_, F> {
+impl<F> OfSequence<'_, F> {
     fn batch(&self, batch: usize) -> usize {
-        self.1.sequence.map_or(batch, |(sequence, _)| sequence)
+        self.1.map_or(batch, |(sequence, _)| sequence)
     }
 
     fn at(&self, at: Position) -> Position {
-        Position { batch: self.batch(at.batch), row: at.row + self.1.row, ..at }
+        Position { batch: self.batch(at.batch), ..at }
     }
 
     fn block(&self, block: BlockPosition) -> BlockPosition {
-        let rows = block.rows.start + self.1.row..block.rows.end + self.1.row;
-        BlockPosition { batch: self.batch(block.batch), rows, ..block }
+        BlockPosition { batch: self.batch(block.batch), ..block }
     }
 }
 
-impl<F: ScoreMod> ScoreMod for FromRow<'_, F> {
+impl<F: ScoreMod> ScoreMod for OfSequence<'_, F> {
     #[inline]
     fn score(&self, score: f32, at: Position) -> f32 {
         self.0.score(score, self.at(at))
@@ -59,7 +53,7 @@ impl<F: ScoreMod> ScoreMod for FromRow<'_, F> {
     }
 }
 
-impl<F: MaskMod> MaskMod for FromRow<'_, F> {
+impl<F: MaskMod> MaskMod for OfSequence<'_, F> {
     #[inline]
     fn keep(&self, at: Position) -> bool {
         self.0.keep(self.at(at))
@@ -75,7 +69,7 @@ impl<F: MaskMod> MaskMod for FromRow<'_, F> {
 
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
         let mut facts = *call;
-        facts.sequences = self.1.sequence.map_or(call.sequences, |(_, all)| all);
+        facts.sequences = self.1.map_or(call.sequences, |(_, all)| all);
         self.0.fits(&facts)
     }
 

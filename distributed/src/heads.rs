@@ -5,7 +5,7 @@ mod options;
 
 use crate::agreement::agreement;
 use crate::all_to_all::{Messages, all_to_all};
-use crate::cut::Cut;
+use crate::cut::{Cut, LSE_COLUMNS};
 use crate::description::Description;
 use crate::error::Error;
 use crate::forms::describe;
@@ -13,7 +13,7 @@ use crate::functions::{FromHead, given};
 use crate::group::Group;
 use crate::heads::options::Options;
 use crate::layout::{KEYS, ROWS, in_order};
-use crate::prompt::check_outputs;
+use crate::prompt::{check_dropout, check_outputs};
 use crate::report::Report;
 use crate::share::{Keys, Rows, Share};
 use crate::whole::{Whole, of_heads, pack, write};
@@ -102,7 +102,11 @@ impl Messages for Back<'_> {
 
     fn len(&self, from: usize) -> usize {
         let rows: usize = self.cut.ranks[self.rank].rows.iter().map(Range::len).sum();
-        self.cut.batch * self.cut.heads_of(from)[0].len() * rows * (self.cut.dims[2] + 1) * size_of::<f32>()
+        self.cut.batch
+            * self.cut.heads_of(from)[0].len()
+            * rows
+            * (self.cut.dims[2] + self.cut.lse_columns)
+            * size_of::<f32>()
     }
 
     fn take(&mut self, from: usize, bytes: &[u8]) {
@@ -163,7 +167,11 @@ impl Call<'_, '_> {
 
     /// Says what this rank has of the call, or why a call cut by heads cannot be.
     fn description(&self, share: &Share<'_>, given: [bool; 3]) -> Result<Description, sdpa::Error> {
-        let mut description = share.described(&self.attention, describe)?;
+        let mut description = share.described(&self.attention, |rows, description| {
+            let columns = rows.lse_columns();
+            columns.into_iter().for_each(|columns| description.fact(LSE_COLUMNS, columns.to_string()));
+            describe(rows, description)
+        })?;
         description.fact("split", "by heads");
         for (what, given) in ["score function", "mask function", "weight function"].into_iter().zip(given) {
             description.fact(what, if given { "given" } else { "none" });
@@ -172,6 +180,7 @@ impl Call<'_, '_> {
             let needs = "a stretch of rows, if only an empty one, which names the options of the call";
             return Err(sdpa::Error::Needs { argument: "share", needs });
         }
+        check_dropout(&self.attention)?;
         for rows in &share.rows {
             check_outputs(self.attention, rows)?;
         }
@@ -206,7 +215,7 @@ impl Call<'_, '_> {
     ) -> Result<[Whole; 2], sdpa::Error> {
         let [heads, kv_heads, _] = cut.heads_of(self.group.comm.rank);
         let [_, _, rows, _] = whole[0].shape();
-        let of_all = [cut.dims[2], 1].map(|dim| [cut.batch, heads.len(), rows, dim]);
+        let of_all = [cut.dims[2], cut.lse_columns].map(|dim| [cut.batch, heads.len(), rows, dim]);
         let [mut out, mut lse] = [Whole::room(of_all[0])?, Whole::room(of_all[1])?];
         // One key/value head after the other, where somebody is told how far it is.
         let (all, keys) = (kv_heads.len(), whole[1].shape()[2]);
@@ -256,8 +265,8 @@ impl Call<'_, '_> {
 /// Writes the results of a stretch of rows, the next of what came from each rank.
 fn scatter(cut: &Cut, came: &mut [&[u8]], Rows { inputs, outputs, .. }: Rows<'_>) -> Result<(), Error> {
     let [batch, heads, n, _] = inputs.queries().shape();
-    let mut results =
-        [Whole::new([batch, heads, n, cut.dims[2]], Dtype::F32)?, Whole::new([batch, heads, n, 1], Dtype::F32)?];
+    let room = |dim| Whole::new([batch, heads, n, dim], Dtype::F32);
+    let mut results = [room(cut.dims[2])?, room(cut.lse_columns)?];
     for (rank, bytes) in came.iter_mut().enumerate() {
         let [heads, ..] = cut.heads_of(rank);
         for result in &mut results {

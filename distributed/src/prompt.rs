@@ -3,7 +3,7 @@
 use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::{blaming, exchange};
-use crate::functions::{Place, from_row, given};
+use crate::functions::{OneOf, given, of_sequence};
 use crate::group::Group;
 use crate::layout::{KEYS, Parcel, Part, ROWS, Stretch, Tree, in_order, parcels};
 use crate::memory::Memory;
@@ -59,7 +59,7 @@ impl<'c> Call<'_, 'c> {
         let Share { rows, keys } = share;
         let stretches = rows.iter().map(|rows| (rows.first, rows.inputs.queries().shape()[2]));
         let own = agreed.own_rows(self.group.comm.rank, stretches);
-        let shifted: Vec<_> = own.iter().map(|part| from_row(mods, agreed.place(part))).collect();
+        let shifted: Vec<_> = own.iter().map(|part| of_sequence(mods, agreed.one_of(part))).collect();
         let parcels = agreed.sizes.map_or(Vec::new(), |sizes| parcels(&agreed.keys, sizes.bytes()));
         let (parts, steps) = self.steps(self.parts(&rows, own, &shifted, &agreed, &parcels), &parcels)?;
         let memory = &mut *self.memory.borrow_mut();
@@ -82,6 +82,7 @@ impl<'c> Call<'_, 'c> {
     ) -> Result<Agreed, Error> {
         const WHAT: &str = "what it has of the call";
         let own = own.and_then(|own| {
+            check_dropout(&self.attention)?;
             let argument = if weight { Some("weight function") } else { own.positions() };
             let needs = "all keys at once: a call on one machine, or a forward pass cut by heads";
             argument.map_or(Ok(own), |argument| Err(sdpa::Error::Needs { argument, needs }))
@@ -169,9 +170,9 @@ impl<'c> Call<'_, 'c> {
         'c: 'a,
     {
         let inputs = part.inputs(inputs)?;
-        let (attention, exec) = (self.aligned(part, &inputs, agreed)?, self.group.exec);
+        let (attention, exec, first) = (self.aligned(part, &inputs, agreed)?, self.group.exec, part.first_row());
         Ok(Box::new(move |memory| {
-            let state = AttnState::from_inputs_in(attention, inputs, exec, memory)?;
+            let state = AttnState::from_inputs_in(attention, inputs, exec, memory)?.rows_from(first)?;
             if mods.score.is_given() || mods.mask.is_given() { state.mods(mods) } else { Ok(state) }
         }))
     }
@@ -182,7 +183,7 @@ impl<'c> Call<'_, 'c> {
         let [batch, heads, n, _] = rows.inputs.queries().shape();
         let [.., value_dim] = rows.inputs.key_values()?.v_shape();
         let room = |dim| Ok::<_, sdpa::Error>(Whole::of([batch, heads, n, dim], Whole::room([batch, heads, n, dim])?));
-        Ok([room(value_dim)?, room(1)?])
+        Ok([room(value_dim)?, room(rows.lse_columns().unwrap_or(1))?])
     }
 
     /// Returns the settings for a part of a stretch of rows, which has these inputs: with their place among the keys.
@@ -215,7 +216,7 @@ impl<'c> Call<'_, 'c> {
                 )?
             }
         };
-        Ok(self.attention.align(Alignment::Offset(first_row.saturating_add_unsigned(part.range.start - part.first))))
+        Ok(self.attention.align(Alignment::Offset(first_row.saturating_add_unsigned(part.first_row()))))
     }
 
     /// Tells all ranks which parcels this one needs, or why it refuses the call, and returns its steps.
@@ -266,19 +267,29 @@ impl Agreed {
         })
     }
 
-    /// Returns where the functions see the rows of a part.
-    pub(crate) fn place(&self, part: &Part) -> Place {
-        let sequence = part.sequence.map(|sequence| (sequence, self.sequences.count()));
-        Place { sequence, row: part.range.start - part.first }
+    /// Returns which sequence the functions see in the rows of a part.
+    pub(crate) fn one_of(&self, part: &Part) -> OneOf {
+        part.sequence.map(|sequence| (sequence, self.sequences.count()))
     }
 }
 
 impl Part {
+    /// Returns the number of its first row in its sequence; in all, if sequences are computed together.
+    pub(crate) fn first_row(&self) -> usize {
+        self.range.start - self.first
+    }
+
     /// Returns the inputs of a part, of those of its stretch of rows.
     pub(crate) fn inputs<'a>(&self, inputs: Inputs<'a>) -> Result<Inputs<'a>, sdpa::Error> {
         let rows = self.range.start - self.begin..self.range.end - self.begin;
         self.sequence.map_or(Ok(inputs), |sequence| inputs.of_sequence(sequence, rows))
     }
+}
+
+/// Refuses dropout, which counts the sequences, heads, rows and keys of one call.
+pub(crate) fn check_dropout(attention: &Attention) -> Result<(), sdpa::Error> {
+    let needs = "a call on one machine, of which it counts sequences, heads, rows and keys";
+    attention.dropout_settings().map_or(Ok(()), |_| Err(sdpa::Error::Needs { argument: "dropout", needs }))
 }
 
 /// Checks settings and outputs of a stretch of rows, whose place is not known yet.

@@ -41,6 +41,13 @@ pub(crate) struct Keys<'a> {
     pub(crate) v: Tensor<'a>,
 }
 
+impl Rows<'_> {
+    /// Number of columns of the log-sum-exps that are wanted: one, or two with what rounding leaves of each.
+    pub(crate) fn lse_columns(&self) -> Option<usize> {
+        self.outputs.lse.as_ref().map(|lse| lse.shape()[3])
+    }
+}
+
 impl<'a> Share<'a> {
     /// Creates a share without rows and keys.
     pub fn new() -> Self {

@@ -33,7 +33,7 @@ mod thread_pool;
 mod work_queue;
 
 pub use attention::backward::call::{Gradients, Saved};
-pub use attention::backward::launch::BackwardLaunch;
+pub use attention::backward::launch::{BackwardLaunch, Stage};
 pub use attention::backward::memory::{BackwardMemory, BackwardScratch};
 pub use attention::backward::parts::{HeadSums, Part, write_head_sums};
 pub use attention::call::dropout::Dropout;
@@ -82,7 +82,7 @@ pub use tensor::element::{Bf16, Dtype, F16, Precision, narrow, widen};
 #[cfg(feature = "nn")]
 pub use tensor::head_writer::HeadsMut;
 pub use tensor::layout::LayoutError;
-pub use tensor::misfit::{Bound, Fault, Misfit, cumulative, one_a_row, same};
+pub use tensor::misfit::{Bound, Fault, Misfit, cumulative, one_or_two_a_row, same};
 pub use tensor::rows::{KEY_BLOCK, MAX_DIM};
 pub use tensor::view::View;
 pub use tensor::view_mut::ViewMut;

@@ -10,11 +10,11 @@ use crate::threads::run::{NO_MODS, Run};
 use crate::threads::workers::{self, reserved};
 use crate::threads::workspace::Workspace;
 use sdpa_kernels::{
-    BackwardLaunch, BackwardMemory, BackwardScratch, Call, Isa, KEY_BLOCK, MaskMod, ScoreMod, Tiling, WeightMod,
+    BackwardLaunch, BackwardMemory, BackwardScratch, Call, Isa, KEY_BLOCK, MaskMod, ScoreMod, Stage, Tiling, WeightMod,
 };
 
 /// Work of one worker on a launch.
-type Work<'w> = &'w (dyn Fn(&BackwardLaunch<'_>, Isa, &mut BackwardScratch) + Sync);
+type Work<'w> = &'w (dyn Fn(&BackwardLaunch<'_>, Stage, &mut BackwardScratch) + Sync);
 
 /// Division of a backward problem of one shape into tasks: key blocks, each with all the query rows that see it. Of the
 /// plan, only the instruction set can change bits of the result: without FMA.
@@ -102,8 +102,8 @@ impl BackwardProblem<'_> {
     ) -> Result<(), Error> {
         let mods = run.mods;
         functions::check(&self.call, &self.gradients, mods)?;
-        let run = run.mods(&NO_MODS);
-        self.run_as(plan, workspace, run, &|launch, isa, scratch| launch.work(isa, scratch, mods))
+        let (run, isa) = (run.mods(&NO_MODS), plan.isa);
+        self.run_as(plan, workspace, run, &|launch, stage, scratch| launch.work(stage, isa, scratch, mods))
     }
 
     /// Computes the gradients by calling `work` on each worker. Not generic, so that a caller's functions do not compile
@@ -122,7 +122,9 @@ impl BackwardProblem<'_> {
         let Self { call, saved, gradients, part, .. } = self;
         let launch = BackwardLaunch::new(call, saved, gradients, part, plan.tiling, memory);
         let launch = launch.ok_or_else(|| no_memory(&call, parameters))?.until(run.stop);
-        workers::work_through(workers, run.threads(), &|| launch.stop(), &|scratch| work(&launch, plan.isa, scratch));
+        for &stage in launch.stages() {
+            workers::work_through(workers, run.threads(), &|| launch.stop(), &|scratch| work(&launch, stage, scratch));
+        }
         if launch.is_stopped() {
             return Err(Error::Stopped);
         }

@@ -6,6 +6,7 @@ use crate::backward::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::backward::problem::BackwardProblem;
 use crate::backward::run::no_memory;
 use crate::error::Error;
+use crate::error::messages::KEYS_BEFORE;
 use crate::inputs::{Inputs, KeyLists};
 use crate::state::parted_call::{PartedCall, check_no_keys, check_room};
 use crate::threads::exec::Exec;
@@ -14,6 +15,9 @@ use core::ops::Range;
 use sdpa_kernels::{
     Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, ViewMut, WeightMod,
 };
+
+/// What rows far from 0 need: a call over all keys sums their exponentials once more, a state has not seen all keys.
+const RESTS: &str = "a second column (Outputs::lse) for rows beyond ±256, whose f32 alone is too coarse: a state cannot sum their keys first";
 
 /// Backward pass of query rows whose keys arrive in parts: push the keys in order, then write the gradients of the rows.
 ///
@@ -54,8 +58,6 @@ pub struct BackwardState<'a> {
     call: PartedCall<'a>,
     saved: Saved<'a>,
     exec: Exec<'a>,
-    /// Row of all that the first row is.
-    first_row: usize,
     /// Number of keys pushed or passed over.
     keys: usize,
     workspace: Workspace,
@@ -67,17 +69,23 @@ impl<'a> BackwardState<'a> {
     ///
     /// # Errors
     /// As [`Attention::backward`]; [`Error::Needs`] for what a state cannot know:
-    /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences, dropout.
+    /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences; and the log-sum-exp of rows
+    /// beyond ±256, such as rows that a finite mask hides wholly, unless a second column of `lse`
+    /// ([`Outputs::lse`](crate::Outputs::lse)) has what its rounding leaves.
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
-        let mut state = Self { call, saved, exec, first_row: 0, keys: 0, workspace: Workspace::new() };
+        let mut state = Self { call, saved, exec, keys: 0, workspace: Workspace::new() };
         let lists = inputs.lists_from(0, 0);
         let (attention, inputs) = state.at_end(0, &lists)?;
         let BackwardProblem { call, .. } = attention.backward(inputs, saved, Gradients::new())?;
+        if saved.lacks_rests() {
+            return Err(Error::Needs { argument: "lse", needs: RESTS });
+        }
         if state.workspace.gradients.try_begin(&call) { Ok(state) } else { Err(no_memory(&call, 0)) }
     }
 
-    /// Sets score and mask functions, which see keys and rows where they lie among all.
+    /// Sets score and mask functions, which see keys and rows where they lie among all ([`Self::starting_at`] says which rows
+    /// these are); sequences and heads are those of the state's queries.
     ///
     /// # Errors
     /// [`Error::Needs`] for a weight function, for a score function without a derivative, or if keys were pushed already;
@@ -86,25 +94,34 @@ impl<'a> BackwardState<'a> {
     /// If a function panics in a push, the state is half updated: make another.
     pub fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
         check_no_keys("functions", self.keys)?;
-        let position = self.call.offset();
-        let at = Position { batch: 0, head: 0, row: 0, key: 0, position, distance: position };
+        let (row, position) = (self.call.first_row, self.call.offset());
+        let at = Position { batch: 0, head: 0, row, key: 0, position, distance: position };
         if mods.score.is_given() && !self.call.inputs.q.shape().contains(&0) {
             mods.score.derivative(0.0, at).ok_or(NO_DERIVATIVE)?;
         }
-        let lists = self.call.inputs.lists_from(0, 0);
-        let (attention, inputs) = self.at_end(0, &lists)?;
-        attention.backward(inputs, self.saved, Gradients::new())?.call.check_mask(&mods.mask)?;
-        Ok(Self { call: self.call.mods(mods)?, ..self })
+        Self { call: self.call.mods(mods)?, ..self }.fitting()
     }
 
-    /// Sets the row of the call that the first of these rows is, 0 by default: sums are taken over blocks of 96 rows, which may
-    /// begin before it and end after the last row.
+    /// Returns the state if the mask function fits its rows.
+    fn fitting(self) -> Result<Self, Error> {
+        let lists = self.call.inputs.lists_from(0, 0);
+        let (attention, inputs) = self.at_end(0, &lists)?;
+        let BackwardProblem { call, .. } = attention.backward(inputs, self.saved, Gradients::new())?;
+        self.call.functions.fit(&call, self.call.shift(0))?;
+        Ok(self)
+    }
+
+    /// Sets the row of the call that the first of these rows is, 0 by default. Sums are taken over blocks of 96 rows, which may
+    /// begin before it and end after the last row. Dropout counts rows from it, functions see it as [`Position::row`], and without an
+    /// [`Alignment::Offset`](crate::Alignment::Offset), which is that of the first of these rows, it is their position among the
+    /// keys, as in one call: [`AttnState::rows_from`](crate::AttnState::rows_from).
     ///
     /// # Errors
-    /// [`Error::Needs`] if keys were pushed already.
+    /// [`Error::Needs`] if keys were pushed already; [`Error::TooLarge`] if the rows go beyond the last position;
+    /// [`Error::Mask`] if a mask function that was set before does not fit them.
     pub fn starting_at(self, first_row: usize) -> Result<Self, Error> {
         check_no_keys("first row", self.keys)?;
-        Ok(Self { first_row, ..self })
+        Self { call: self.call.rows_from(first_row)?, ..self }.fitting()
     }
 
     /// Number of keys pushed or passed over.
@@ -190,7 +207,7 @@ impl<'a> BackwardState<'a> {
         let (attention, inputs) = self.call.over(keys, self.keys, &lists);
         let problem = attention.backward(inputs, self.saved, gradients)?;
         self.run(BackwardProblem {
-            part: Part::Keys { first_row: self.first_row, sums: sums.parts_mut() },
+            part: Part::Keys { first_row: self.call.first_row, sums: sums.parts_mut() },
             ..problem
         })?;
         self.keys += n;
@@ -200,7 +217,7 @@ impl<'a> BackwardState<'a> {
     /// Refuses more keys after an incomplete block.
     fn whole_blocks_before(&self, n: usize) -> Result<(), Error> {
         let whole = n == 0 || self.keys.is_multiple_of(KEY_BLOCK);
-        if whole { Ok(()) } else { Err(Error::Multiple { argument: "keys before", got: self.keys, of: KEY_BLOCK }) }
+        if whole { Ok(()) } else { Err(Error::Multiple { argument: KEYS_BEFORE, got: self.keys, of: KEY_BLOCK }) }
     }
 
     /// Returns true if some row may see some of these keys, as [`AttnState::sees`](crate::AttnState::sees) does.
@@ -248,7 +265,7 @@ impl<'a> BackwardState<'a> {
         let lists = self.call.inputs.lists_from(0, self.keys);
         let (attention, inputs) = self.at_end(self.keys, &lists)?;
         let problem = attention.backward(inputs, self.saved, gradients)?;
-        self.run(BackwardProblem { part: Part::End { first_row: self.first_row }, ..problem })
+        self.run(BackwardProblem { part: Part::End { first_row: self.call.first_row }, ..problem })
     }
 
     /// Returns the settings and inputs of a call over `keys` keys of which no number counts.

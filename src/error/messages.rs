@@ -4,6 +4,12 @@ use crate::error::Error;
 use core::fmt;
 use sdpa_kernels::{Bound, KEY_BLOCK};
 
+/// Argument that says how many keys a backward state had before more came.
+pub(crate) const KEYS_BEFORE: &str = "keys before";
+/// What to do with pieces that are no multiples.
+const SMALL_PIECES: &str =
+    ": push small pieces together, in their order, with sums for all their keys; KeyGradientSums::keys cuts these";
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -60,7 +66,10 @@ impl fmt::Display for Error {
             Self::Differs { argument, what, got, expected, of } => {
                 write!(f, "{argument}: {what} is {got}, but {of} has {expected}")
             }
-            Self::Multiple { argument, got, of } => write!(f, "{argument}: {got}, but must be a multiple of {of}"),
+            Self::Multiple { argument, got, of } => {
+                write!(f, "{argument}: {got}, but must be a multiple of {of}")?;
+                if *argument == KEYS_BEFORE { f.write_str(SMALL_PIECES) } else { Ok(()) }
+            }
             Self::Apart { first, end } => apart(f, *first, *end),
             Self::Layout(e) => e.fmt(f),
             Self::Likely { error, cause } => write!(f, "{error}; {cause}"),

@@ -147,11 +147,13 @@ impl<T: Real, S: ScoreMod> Row<'_, T, S> {
             add(k.slot(key, &mut all.k), ds * scale, q_row);
             add(v.slot(key, &mut all.v), weights[j] * kept, d_out_row);
         }
-        if let Some(sinks) = inputs.sinks
-            && forward.lse[number] != hidden
+        if let Some(sink) = inputs.sinks.map(|sinks| T::from(sinks[at.head]))
+            && sink != hidden
         {
-            let weight = (T::from(sinks[at.head]) - forward.lse[number]).exp();
-            all.sinks[at.head] = all.sinks[at.head] - weight * delta;
+            // The logarithm of a sum loses the number of keys where scores are far from 0.
+            let scores = core::iter::once(sink).chain(visible.iter().map(|&j| masked[j]));
+            let sum = scores.fold(zero, |sum, score| sum + (score - sink).exp());
+            all.sinks[at.head] = all.sinks[at.head] - delta / sum;
         }
         Ok(())
     }

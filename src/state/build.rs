@@ -105,7 +105,8 @@ impl<'a> AttnState<'a> {
         Ok(state)
     }
 
-    /// Sets score and mask functions, which see keys and rows where they lie among all.
+    /// Sets score and mask functions, which see keys and rows where they lie among all ([`Self::rows_from`] says which rows these
+    /// are); sequences and heads are those of the state's queries.
     ///
     /// ```
     /// use sdpa::{Attention, AttnState, Exec, KvShape, Mods, Outputs, Position, View, ViewMut};
@@ -132,6 +133,39 @@ impl<'a> AttnState<'a> {
         let call = self.call.mods(mods)?;
         check_no_keys("functions", self.len())?;
         self.call = call;
+        self.accumulate(None)?;
+        Ok(self)
+    }
+
+    /// Sets the number of the first of these rows among the rows of a call that is cut by rows, 0 by default: dropout counts rows
+    /// from it, functions see it as
+    /// [`Position::row`](crate::Position::row), and without an [`Alignment::Offset`](crate::Alignment::Offset), which is that of the
+    /// first of these rows, it is their position among the keys, as in one call.
+    ///
+    /// ```
+    /// use sdpa::{Attention, AttnState, Exec, Inputs, Mods, Outputs, Position, View, ViewMut};
+    /// // Two rows, each in a state; a row sees the key of its own number.
+    /// let (q, k, v) = ([1.0; 2], [1.0; 2], [3.0, 5.0]);
+    /// let (k, v) = (View::bhld(&k, [1, 1, 2, 1])?, View::bhld(&v, [1, 1, 2, 1])?);
+    /// let same = Mods::new().mask(|at: Position| at.row == at.key);
+    /// for row in [0, 1] {
+    ///     let inputs = Inputs::new(View::bhld(&q[row..], [1, 1, 1, 1])?, k, v);
+    ///     let state = AttnState::from_inputs(Attention::new(), inputs, Exec::serial())?;
+    ///     let mut state = state.rows_from(row)?.mods(&same)?;
+    ///     state.push(k, v)?;
+    ///     let mut out = [0.0];
+    ///     state.read(Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?))?;
+    ///     assert_eq!(out, [[3.0, 5.0][row]]);
+    /// }
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if keys were pushed already; [`Error::TooLarge`] if the rows go beyond the last position;
+    /// [`Error::Mask`] if a mask function that was set before does not fit them.
+    pub fn rows_from(mut self, first_row: usize) -> Result<Self, Error> {
+        check_no_keys("first row", self.len())?;
+        self.call = self.call.rows_from(first_row)?;
         self.accumulate(None)?;
         Ok(self)
     }

@@ -1,4 +1,4 @@
-//! Functions of the caller over keys that come in parts: positions count from the first of all keys.
+//! Functions of the caller over rows and keys that come in parts: positions count from the first of all rows and keys.
 
 use crate::backward::problem::BackwardProblem;
 use crate::backward::run::BackwardPlan;
@@ -9,11 +9,16 @@ use crate::threads::exec::Exec;
 use crate::threads::run::Run;
 use crate::threads::workspace::Workspace;
 use core::fmt;
-use sdpa_kernels::{BlockClass, BlockPosition, Call, MaskError, MaskMod, Mods, Position, ScoreMod, WeightMod};
+use core::ops::Range;
+use sdpa_kernels::{
+    BlockClass, BlockPosition, Call, CallFacts, MaskError, MaskMod, Mods, Position, ScoreMod, WeightMod,
+};
 
 /// Distance from positions that a call over some of the keys knows to those that the functions see.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shift {
+    /// Number of the call's first row.
+    pub(crate) rows: usize,
     /// Position of the call's first key.
     pub(crate) keys: usize,
     /// Distance of the rows' positions; `None` if keys have positions of their own, which are among all keys.
@@ -24,9 +29,9 @@ pub(crate) struct Shift {
 pub(crate) trait Functions: Send + Sync {
     /// Returns true if there are any.
     fn are_given(&self) -> bool;
-    /// Asks the mask function whether it fits a call, whose rows lie where they do among all keys.
-    fn fit(&self, call: &Call<'_>) -> Result<(), MaskError>;
-    /// Returns false if the mask function hides a block, whose positions count from the first of all keys.
+    /// Asks the mask function whether it fits a call and its rows, which lie where the shift says.
+    fn fit(&self, call: &Call<'_>, shift: Shift) -> Result<(), MaskError>;
+    /// Returns false if the mask function hides a block. Its positions count from the first of all rows and keys.
     fn shows(&self, block: BlockPosition) -> bool;
     /// Computes a problem over some of the keys.
     fn run(&self, problem: Problem<'_>, exec: Exec<'_>, workspace: &mut Workspace, shift: Shift);
@@ -51,8 +56,8 @@ impl<S: ScoreMod, M: MaskMod, P: WeightMod> Functions for Mods<S, M, P> {
         self.score.is_given() || self.mask.is_given()
     }
 
-    fn fit(&self, call: &Call<'_>) -> Result<(), MaskError> {
-        call.check_mask(&self.mask)
+    fn fit(&self, call: &Call<'_>, shift: Shift) -> Result<(), MaskError> {
+        call.check_mask(&Shifted(&self.mask, shift))
     }
 
     fn shows(&self, block: BlockPosition) -> bool {
@@ -91,17 +96,18 @@ struct Shifted<'m, F>(&'m F, Shift);
 impl<F> Shifted<'_, F> {
     #[inline(always)]
     fn at(&self, at: Position) -> Position {
-        let key = at.key + self.1.keys;
-        let Some(by) = self.1.positions else { return Position { key, ..at } };
+        let (row, key) = (at.row + self.1.rows, at.key + self.1.keys);
+        let Some(by) = self.1.positions else { return Position { row, key, ..at } };
         let position = at.position.saturating_add_unsigned(by);
-        Position { key, position, distance: position.saturating_sub_unsigned(key), ..at }
+        Position { row, key, position, distance: position.saturating_sub_unsigned(key), ..at }
     }
 
     /// Returns a block where the whole call has it.
     fn block(&self, block: BlockPosition) -> BlockPosition {
-        let keys = block.keys.start + self.1.keys..block.keys.end + self.1.keys;
+        let moved = |range: Range<usize>, by| range.start + by..range.end + by;
+        let (rows, keys) = (moved(block.rows, self.1.rows), moved(block.keys, self.1.keys));
         let position = block.position.saturating_add_unsigned(self.1.positions.unwrap_or(0));
-        BlockPosition { keys, position, ..block }
+        BlockPosition { rows, keys, position, ..block }
     }
 }
 
@@ -134,6 +140,14 @@ impl<F: MaskMod> MaskMod for Shifted<'_, F> {
     fn next_kept(&self, block: BlockPosition) -> Option<usize> {
         let key = self.0.next_kept(self.block(block))?;
         Some(key.saturating_sub(self.1.keys))
+    }
+
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        self.0.fits(call)
+    }
+
+    fn fits_rows(&self, rows: &BlockPosition) -> Result<(), MaskError> {
+        self.0.fits_rows(&self.block(rows.clone()))
     }
 
     fn is_given(&self) -> bool {

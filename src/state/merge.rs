@@ -5,7 +5,8 @@ use crate::error::{Error, same, zeros};
 use crate::inputs::Inputs;
 use crate::state::AttnState;
 use sdpa_kernels::{
-    Alignment, Causality, Isa, Precision, Seen, View, ViewMut, Visible, Window, merge_results, merge_states, one_a_row,
+    Causality, Dropout, Isa, Precision, Seen, View, ViewMut, Visible, Window, merge_results, merge_states,
+    one_or_two_a_row,
 };
 
 impl AttnState<'_> {
@@ -99,27 +100,30 @@ struct Settings {
     window: Option<Window>,
     /// Position of the first row, 0 where no rule depends on positions.
     offset: isize,
+    /// Its number among all rows, 0 without functions and dropout.
+    first_row: usize,
+    dropout: Option<Dropout>,
     precision: Precision,
 }
 
 impl Settings {
     fn of(state: &AttnState<'_>) -> Self {
-        let Attention { softcap, visible: Visible { causality, window }, alignment, precision, .. } =
+        let Attention { softcap, visible: Visible { causality, window }, precision, dropout, .. } =
             state.call.attention;
         let inputs = &state.call.inputs;
         let measures = state.call.attention.rule(inputs.alibi.is_some()).is_some() && inputs.row_positions.is_none();
-        let offset = match alignment {
-            Some(Alignment::Offset(n)) if measures => n,
-            _ => 0,
-        };
+        let offset = if measures { state.call.offset() } else { 0 };
+        let dropout = dropout.filter(|dropout| dropout.p > 0.0);
+        let numbered = dropout.is_some() || state.call.functions.are_given();
+        let first_row = if numbered { state.call.first_row } else { 0 };
         let window = window.filter(|window| window.sides() != [None; 2]);
         let scale = state.call.attention.scale_for(state.call.inputs.q.shape()[3]);
-        Self { scale, softcap, causality, window, offset, precision }
+        Self { scale, softcap, causality, window, offset, first_row, dropout, precision }
     }
 
     /// Returns the settings with their names.
-    fn in_words(self) -> [(&'static str, String); 6] {
-        let Self { scale, softcap, causality, window, offset, precision } = self;
+    fn in_words(self) -> [(&'static str, String); 8] {
+        let Self { scale, softcap, causality, window, offset, first_row, dropout, precision } = self;
         let none = || "none".to_owned();
         let causal = match causality {
             Causality::Full => none(),
@@ -139,13 +143,22 @@ impl Settings {
             ("causal rule", causal),
             ("window", window),
             ("alignment", format!("offset {offset}")),
+            ("first row", first_row.to_string()),
+            (
+                "dropout",
+                dropout.map_or_else(none, |Dropout { p, seed, offset }| format!("{p}, seed {seed}, offset {offset}")),
+            ),
             ("precision", precision.to_string()),
         ]
     }
 }
 
 /// Merges two results over different keys by their LSEs: `out` and `lse` become, up to rounding, the result of
-/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`.
+/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`, or `[.., 2]` of LSEs
+/// with what rounding leaves of them ([`Outputs::lse`](crate::Outputs::lse)).
+///
+/// An LSE far from 0 needs that: rounded to `f32` it is off by up to |LSE| · 2⁻²⁴, which is a relative error of all weights of
+/// its side. At 10⁹ it does not say how many keys there were.
 ///
 /// A side whose LSE is −∞ has seen no key and is ignored, even if its output holds NaN; if both LSEs are −∞, the output
 /// is 0 and the LSE −∞. Only one of the two results may include a sink. (Flash-Decoding; `merge_state` in FlashInfer.
@@ -165,7 +178,7 @@ impl Settings {
 /// ```
 ///
 /// # Errors
-/// [`Error::Mismatch`] if the shapes differ, [`Error::Size`] if an LSE has more than one value a row; `out` and `lse` are then
+/// [`Error::Mismatch`] if the shapes differ, [`Error::Size`] if an LSE has more than two values a row; `out` and `lse` are then
 /// untouched.
 pub fn merge(
     (out, lse): (ViewMut<'_>, ViewMut<'_>),
@@ -175,11 +188,12 @@ pub fn merge(
         same("other out", what, other_out.shape()[index], out.shape()[index], "out")?;
         for (argument, got) in [("lse", lse.shape()[index]), ("other lse", other_lse.shape()[index])] {
             match index {
-                3 => one_a_row(argument, got)?,
+                3 => one_or_two_a_row(argument, got)?,
                 _ => same(argument, what, got, out.shape()[index], "out")?,
             }
         }
     }
+    same("other lse", "columns", other_lse.shape()[3], lse.shape()[3], "lse")?;
     merge_results(Isa::detect(), [out, lse], [other_out, other_lse]);
     Ok(())
 }

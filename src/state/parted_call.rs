@@ -17,6 +17,8 @@ pub(crate) struct PartedCall<'a> {
     pub(crate) attention: Attention,
     pub(crate) inputs: Inputs<'a>,
     pub(crate) functions: &'a dyn Functions,
+    /// Number of the first of these rows among all rows, which functions see.
+    pub(crate) first_row: usize,
     /// Heads of the keys, and length of a value.
     pub(crate) kv_heads: usize,
     pub(crate) value_dim: usize,
@@ -40,14 +42,11 @@ impl<'a> PartedCall<'a> {
                 needs: "the number of keys, which a state does not know",
             });
         }
-        if attention.dropout.is_some() {
-            return Err(Error::Needs { argument: "dropout", needs: WHOLE });
-        }
         if attention.alignment.is_none() && inputs.row_positions.is_none() {
             let rule = attention.rule(inputs.alibi.is_some());
             rule.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
         }
-        Ok(Self { attention, inputs, functions: &NO_MODS, kv_heads: k[1], value_dim: v[3] })
+        Ok(Self { attention, inputs, functions: &NO_MODS, first_row: 0, kv_heads: k[1], value_dim: v[3] })
     }
 
     /// Sets score and mask functions. They do not know yet what call they are for.
@@ -80,19 +79,28 @@ impl<'a> PartedCall<'a> {
         Ok(n)
     }
 
-    /// Position of the first row.
+    /// Position of the first of these rows: the offset that was given, otherwise its number among all rows.
     pub(crate) fn offset(&self) -> isize {
         match self.attention.alignment {
             Some(Alignment::Offset(n)) => n,
-            _ => 0,
+            _ => self.first_row as isize,
         }
+    }
+
+    /// Sets the number of the first of these rows among all rows.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if the rows go beyond the last position.
+    pub(crate) fn rows_from(self, first_row: usize) -> Result<Self, Error> {
+        check_end("rows of the state", first_row, self.inputs.q.shape()[2])?;
+        Ok(Self { first_row, ..self })
     }
 
     /// Distances from positions in a call over keys that follow `before` others to those among all keys.
     pub(crate) fn shift(&self, before: usize) -> Shift {
         let offset = self.offset();
         let by_order = offset.abs_diff(offset.saturating_sub_unsigned(before));
-        Shift { keys: before, positions: self.inputs.key_positions.is_none().then_some(by_order) }
+        Shift { rows: self.first_row, keys: before, positions: self.inputs.key_positions.is_none().then_some(by_order) }
     }
 
     /// Returns the settings and tensors of a call over keys that follow `before` others, and that have these lists, without
@@ -107,6 +115,7 @@ impl<'a> PartedCall<'a> {
         'a: 'k,
     {
         let attention = self.attention.align(Alignment::Offset(self.offset()));
+        let attention = Attention { dropout_from: [self.first_row, before], ..attention };
         // Positions of their own are among all keys.
         let attention = if self.inputs.key_positions.is_some() { attention } else { attention.counted_from(before) };
         (attention, self.inputs.over(keys, before, lists))
@@ -131,6 +140,11 @@ pub(crate) fn check_no_keys(argument: &'static str, keys: usize) -> Result<(), E
 
 /// Refuses `n` keys after `before` others that go beyond the last position.
 pub(crate) fn check_room(before: usize, n: usize) -> Result<(), Error> {
+    check_end("keys of the state", before, n)
+}
+
+/// Refuses `n` rows or keys after `before` others that go beyond the last position.
+fn check_end(what: &'static str, before: usize, n: usize) -> Result<(), Error> {
     let fits = before.checked_add(n).is_some_and(|end| end <= isize::MAX as usize);
-    if fits { Ok(()) } else { Err(Error::TooLarge { what: "keys of the state", sizes: [before, n, 1, 1] }) }
+    if fits { Ok(()) } else { Err(Error::TooLarge { what, sizes: [before, n, 1, 1] }) }
 }

@@ -83,11 +83,13 @@ impl PartedCall<'_> {
     /// Returns false if the mask function says that it hides keys from every row.
     fn functions_show(&self, keys: Range<usize>) -> bool {
         let ([batch, heads, rows, _], position) = (self.inputs.q.shape(), self.offset());
+        let rows = self.first_row..self.first_row + rows;
         // As the kernels ask: keys of one block at a time.
         let blocks = (keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK))
             .map(|block| keys.start.max(block * KEY_BLOCK)..keys.end.min((block + 1) * KEY_BLOCK));
-        let shows =
-            |(batch, head, keys)| self.functions.shows(BlockPosition { batch, head, rows: 0..rows, keys, position });
+        let shows = |(batch, head, keys)| {
+            self.functions.shows(BlockPosition { batch, head, rows: rows.clone(), keys, position })
+        };
         let of_head = |keys: Range<usize>, batch| (0..heads).map(move |head| (batch, head, keys.clone()));
         blocks.flat_map(|keys| (0..batch).flat_map(move |batch| of_head(keys.clone(), batch))).any(shows)
     }

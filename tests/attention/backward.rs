@@ -2,6 +2,7 @@
 //! hidden memory does to it (nothing), its memory, its errors.
 
 mod bits;
+mod far_rows;
 mod few_keys;
 mod functions;
 mod hidden;

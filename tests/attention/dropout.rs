@@ -137,7 +137,7 @@ fn an_infinite_value_outweighs_those_that_overflow() {
 }
 
 #[test]
-fn probabilities_and_states_are_refused() {
+fn probabilities_that_are_none_are_refused() {
     let x = [0.5f32; 8];
     let (view, mut out) = (View::bhld(&x, [1, 1, 1, 8]).unwrap(), [7.0f32; 8]);
     for p in [-0.1, 1.0, f32::NAN] {
@@ -146,12 +146,56 @@ fn probabilities_and_states_are_refused() {
         assert_eq!(error.to_string(), format!("dropout: {p}, but must be at least 0 and below 1"));
     }
     assert_eq!(out, [7.0; 8]);
-    let error = AttnState::new(
-        Attention::new().dropout(0.5, 0, 0),
-        view,
-        KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 },
+    let (attention, keys) = (Attention::new().dropout(1.0, 0, 0), KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 });
+    let error = AttnState::new(attention, view, keys, Exec::serial()).unwrap_err();
+    assert_eq!(error.to_string(), "dropout: 1, but must be at least 0 and below 1");
+    let error = sdpa::BlockStates::new().compute(
+        &Attention::new().dropout(0.5, 0, 0),
+        Inputs::new(view, view, view),
+        0,
         Exec::serial(),
-    )
-    .unwrap_err();
-    assert_eq!(error.to_string(), "dropout: needs a call over all keys, not a state");
+    );
+    assert_eq!(error.unwrap_err().to_string(), "dropout: needs a call over all keys, or an AttnState of them");
+}
+
+/// Rows and keys in pieces drop what one call drops; so do states of later keys that are merged, which must have the same dropout.
+#[test]
+fn pieces_drop_what_one_call_drops() {
+    let mut rng = Rng::new(21);
+    let case = Case::plain(&mut rng, [2, 4, 2, 100, 700, 16, 24]);
+    let attention = case.attention().dropout(0.4, 5, 1);
+    for (isa, exec) in execs() {
+        let whole = run(&case, &attention, case.inputs(), exec);
+        for rows in [0..33, 33..100] {
+            let some = Case { q: case.q.rows(rows.clone()), ..case.clone() };
+            let state = |attention, first| {
+                let state = AttnState::from_inputs(attention, some.inputs(), exec).unwrap();
+                state.rows_from(rows.start).unwrap().starting_at(first).unwrap()
+            };
+            let pushed = |mut state: AttnState<'_>, keys: &[core::ops::Range<usize>]| {
+                for keys in keys {
+                    state
+                        .push(case.k.view().rows(keys.clone()).unwrap(), case.v.view().rows(keys.clone()).unwrap())
+                        .unwrap();
+                }
+                let mut full = some.unwritten(Wanted::LEAST);
+                state.read(full.outputs()).unwrap();
+                full.out
+            };
+            let what = format!("{isa}, {rows:?}");
+            let expected = whole.out.rows(rows.clone());
+            assert_same_bits(&what, &pushed(state(attention, 0), &[0..100, 100..613, 613..700]), &expected);
+            let (mut early, mut late) = (state(attention, 0), state(attention, 512));
+            for (state, keys) in [(&mut early, 0..512), (&mut late, 512..700)] {
+                let [k, v] = [&case.k, &case.v].map(|x| x.view().rows(keys.clone()).unwrap());
+                state.push(k, v).unwrap();
+            }
+            early.merge(&late).unwrap();
+            assert_same_bits(&format!("{what}, merged"), &pushed(early, &[]), &expected);
+        }
+        let none = AttnState::from_inputs(case.attention(), case.inputs(), exec).unwrap();
+        let error = AttnState::from_inputs(attention, case.inputs(), exec).unwrap().merge(&none).unwrap_err();
+        let words = "later state: dropout is none, but this state has 0.4, seed 5, offset 1";
+        assert_eq!(error.to_string(), words, "{isa}");
+    }
 }

@@ -1,7 +1,9 @@
 //! Merging of results and of states: a side that saw no key counts for nothing, whatever its output holds.
 
 use crate::support::{LAYOUTS, Rng, Tensor, assert_same, assert_same_bits, execs};
-use sdpa::{Alignment, Attention, AttnState, KvShape, Outputs, ViewMut, merge};
+use sdpa::{
+    Alignment, Attention, AttnState, BlockStates, Exec, Inputs, KvShape, Outputs, RowStates, View, ViewMut, merge,
+};
 
 const HIDDEN: f32 = f32::NEG_INFINITY;
 /// What other libraries leave in rows that saw nothing.
@@ -127,5 +129,110 @@ fn infinite_log_sum_exps_make_the_row_nan() {
         let b = Side { out: Tensor::filled([1, 1, 1, 3], 2.0), lse: Tensor::filled([1; 4], other) };
         a = merged(&a, &b);
         assert!(a.out.data.iter().chain(&a.lse.data).all(|x| x.is_nan()), "{mine}, {other}: {a:?}");
+    }
+}
+
+/// Numbers that all scores of a row share.
+const SHARED: [f32; 8] = [0.0, 3.5, 300.0, -1e4, 1e7, 1e9, -1e30, f32::MIN];
+
+/// A call all scores of which are one number, by a bias of one column.
+struct Flat {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: [f32; 1],
+    sinks: Option<[f32; 2]>,
+}
+
+impl Flat {
+    fn new(shared: f32, rows: usize, v: Tensor) -> Self {
+        let k = Tensor::filled(v.shape, 1.0);
+        Self { q: Tensor::filled([1, 2, rows, v.shape[3]], 0.0), k, v, bias: [shared], sinks: None }
+    }
+
+    fn inputs(&self) -> Inputs<'_> {
+        let bias = View::bhld(&self.bias, [1, 1, 1, 1]).unwrap();
+        let bias = bias.broadcast([1, 1, self.q.shape[2], 1]).unwrap();
+        let inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view()).bias(bias);
+        self.sinks.as_ref().map_or(inputs, |sinks| inputs.sinks(sinks))
+    }
+
+    fn side(&self, columns: usize, write: impl FnOnce(Outputs<'_>)) -> Side {
+        let [_, h, rows, dim] = self.q.shape;
+        let [out, lse] = [dim, columns].map(|columns| Tensor::filled([1, h, rows, columns], f32::NAN));
+        let mut side = Side { out, lse };
+        write(Outputs::new(view_mut(&mut side.out)).lse(view_mut(&mut side.lse)));
+        side
+    }
+
+    fn run(&self, columns: usize, exec: Exec) -> Side {
+        self.side(columns, |outputs| Attention::new().problem(self.inputs(), outputs).unwrap().run_once(exec))
+    }
+
+    /// Panics unless the second column is what is left of the first, and all else has the bits of one column.
+    #[track_caller]
+    fn check(&self, what: &str, one: &Side, two: &Side) {
+        let column = |column| Tensor::from_fn(one.lse.shape, |[b, h, l, _]| two.lse.get([b, h, l, column]));
+        assert_same_bits(what, &two.out, &one.out);
+        assert_same_bits(what, &column(0), &one.lse);
+        let shared = f64::from(self.bias[0]);
+        for [b, h, l, _] in crate::support::indices(one.lse.shape) {
+            let lse = f64::from(one.lse.get([b, h, l, 0]));
+            let sink = self.sinks.map_or(0.0, |sinks| (f64::from(sinks[h]) - shared).exp());
+            let expected = (shared - lse) + (self.v.shape[2] as f64 + sink).ln();
+            let got = f64::from(two.lse.get([b, h, l, 1]));
+            assert!((got - expected).abs() < 1e-6, "{what}: {got} is left, expected {expected}");
+        }
+    }
+}
+
+#[test]
+fn the_second_column_of_a_log_sum_exp_is_what_rounding_leaves() {
+    let mut rng = Rng::new(5);
+    for (rows, keys) in [(1, 5), (3, 300), (1, 3000), (40, 700)] {
+        for shared in SHARED {
+            let mut flat = Flat::new(shared, rows, Tensor::normal([1, 2, keys, 16], &mut rng));
+            for (isa, exec) in execs() {
+                let what = format!("{isa}, {shared:e}, {rows} rows, {keys} keys");
+                let (one, two) = (flat.run(1, exec), flat.run(2, exec));
+                flat.check(&what, &one, &two);
+                let mut state = AttnState::from_inputs(Attention::new(), flat.inputs(), exec).unwrap();
+                state.push(flat.k.view(), flat.v.view()).unwrap();
+                flat.check(&what, &one, &flat.side(2, |outputs| state.read(outputs).unwrap()));
+                let (mut blocks, mut states) = (BlockStates::new(), RowStates::new([1, 2, rows, 16]).unwrap());
+                blocks.compute(&Attention::new(), flat.inputs(), 0, exec).unwrap();
+                states.fold(&blocks).unwrap();
+                flat.check(&what, &one, &flat.side(2, |outputs| states.write(None, outputs, exec).unwrap()));
+                flat.sinks = Some([shared, shared - 1e-3 * shared.abs()]);
+                flat.check(&what, &flat.run(1, exec), &flat.run(2, exec));
+                flat.sinks = None;
+            }
+        }
+    }
+    // Without a key there is nothing to round.
+    let none = Flat::new(1.0, 2, Tensor::filled([1, 2, 0, 16], 0.0)).run(2, Exec::serial());
+    assert_eq!(none.lse.data, [HIDDEN, 0.0].repeat(4));
+}
+
+/// 300 keys count for 300, and one for one, wherever their scores are.
+#[test]
+fn results_far_from_zero_are_merged_by_both_columns() {
+    let mut rng = Rng::new(6);
+    for shared in SHARED {
+        let v = Tensor::normal([1, 2, 301, 16], &mut rng);
+        let part = |keys| Flat::new(shared, 3, v.rows(keys));
+        let (whole, [first, second]) = (part(0..301), [0..300, 300..301].map(part));
+        for (isa, exec) in execs() {
+            let what = format!("{isa}, {shared:e}");
+            let (mut all, expected) = (first.run(2, exec), whole.run(2, exec));
+            let other = second.run(2, exec);
+            merge((view_mut(&mut all.out), view_mut(&mut all.lse)), (other.out.view(), other.lse.view())).unwrap();
+            let exact: Vec<f64> = expected.out.data.iter().map(|&x| x.into()).collect();
+            crate::support::assert_close(&what, &all.out, &exact, 1e-6);
+            for (got, expected) in all.lse.data.chunks(2).zip(expected.lse.data.chunks(2)) {
+                let apart = (f64::from(got[0]) - f64::from(expected[0])) + (f64::from(got[1]) - f64::from(expected[1]));
+                assert!(apart.abs() < 2e-6, "{what}: {got:?}, expected {expected:?}");
+            }
+        }
     }
 }

@@ -268,6 +268,24 @@ fn refused_in_states(attention: &Attention, inputs: Inputs<'_>, mask: &dyn MaskM
     assert_eq!(state.expect("a state").mods(&mods).map(|_| ()), Err(refused.clone()));
 }
 
+/// Rows of a state that are said to lie behind a draft are refused, whichever is said first.
+#[test]
+fn rows_that_move_behind_a_draft_are_refused() {
+    let (tree, tensors) = (Tree::new(8, &[None]).expect("a root"), Tensors::normal([1, 1, 1, 4, 0, 8, 8], 1));
+    let (mods, lse) = (Mods::new().mask(tree), Tensor::filled([1, 1, 4, 1], 0.0));
+    let (attention, inputs) = (Attention::new().causal().align(Alignment::TopLeft), tensors.inputs());
+    for (first, behind) in [(5, None), (6, Some(9))] {
+        let refused = behind.map(|position| Error::Mask(MaskError::Behind { sequence: 0, position, end: 9 }));
+        let forward = || AttnState::from_inputs(attention, inputs, Exec::serial()).expect("a state");
+        let saved = Saved::new(tensors.q.view(), lse.view(), tensors.q.view());
+        let backward = || BackwardState::new(attention, inputs, saved, Exec::serial()).expect("a state");
+        assert_eq!(forward().rows_from(first).and_then(|state| state.mods(&mods)).err(), refused);
+        assert_eq!(forward().mods(&mods).and_then(|state| state.rows_from(first)).err(), refused);
+        assert_eq!(backward().starting_at(first).and_then(|state| state.mods(&mods)).err(), refused);
+        assert_eq!(backward().mods(&mods).and_then(|state| state.starting_at(first)).err(), refused);
+    }
+}
+
 /// A mask that is `None` is none.
 #[test]
 fn no_mask_hides_nothing() {

@@ -54,7 +54,8 @@ impl<'a> BackwardShare<'a> {
     }
 
     /// Adds a stretch of query rows, as [`Share::rows`](crate::Share::rows) does; the results of the forward pass that were saved of
-    /// these rows; and where the gradient in their queries goes, `[batch, heads, rows, head_dim]`.
+    /// these rows; and where the gradient in their queries goes, `[batch, heads, rows, head_dim]`. Rows with a log-sum-exp of
+    /// 256 or more, or −256 or less, need one of two columns ([`Outputs::lse`](sdpa::Outputs::lse)).
     #[must_use]
     pub fn rows(self, first: usize, inputs: Inputs<'a>, saved: Saved<'a>, dq: impl Into<TensorMut<'a>>) -> Self {
         self.rows_with(first, inputs, saved, Gradients::new().q(dq))

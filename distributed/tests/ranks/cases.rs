@@ -105,11 +105,18 @@ impl Shared {
 
     /// What one process makes of it.
     pub(crate) fn whole(&self) -> Full {
+        self.whole_of(1)
+    }
+
+    /// What one process makes of it, with so many columns of log-sum-exps.
+    pub(crate) fn whole_of(&self, columns: usize) -> Full {
         let [q, k, v] = self.qkv.each_ref().map(Rounded::view);
         let mut inputs = self.case.inputs_over(Inputs::new(q, k, v));
         inputs = self.case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
         inputs = self.case.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q, k));
         let mut full = self.case.unwritten(Wanted::LEAST);
+        let [batch, heads, rows, _] = full.lse.shape;
+        full.lse = Tensor::filled([batch, heads, rows, columns], f32::NAN);
         self.case.run_outputs(inputs, Exec::serial(), full.outputs(), &mut Workspace::new());
         full
     }

@@ -145,8 +145,14 @@ pub(crate) fn same_rows(
 }
 
 /// Checks that the last dimension is 1: one value a row.
-pub fn one_a_row(argument: &'static str, got: usize) -> Result<(), Misfit> {
+pub(crate) fn one_a_row(argument: &'static str, got: usize) -> Result<(), Misfit> {
     if got == 1 { Ok(()) } else { Fault::Wide { got, expected: "1 (one value a row)" }.of(argument) }
+}
+
+/// Checks that a log-sum-exp has one value a row, or two: what its rounding leaves is in a second column.
+pub fn one_or_two_a_row(argument: &'static str, got: usize) -> Result<(), Misfit> {
+    let expected = "1 (one value a row), or 2 (and what its rounding leaves)";
+    if matches!(got, 1 | 2) { Ok(()) } else { Fault::Wide { got, expected }.of(argument) }
 }
 
 /// Returns the number of sequences, if `ends` are cumulative lengths from 0 to `rows`, the rows of a tensor.

@@ -229,3 +229,24 @@ fn a_backward_call_that_is_stopped_says_so() {
         assert!(run(Run::new()) == Ok(expected), "{threads} threads");
     }
 }
+
+/// Near saturation the derivative of the softcap is next to nothing, but right: 1 − tanh² would cancel.
+#[test]
+fn gradients_of_saturated_scores_are_right_relatively() {
+    let mut rng = Rng::new(95_000);
+    let n = 16;
+    let mut case = Case { softcap: Some(2.0), scale: Some(1.0), ..Case::plain(&mut rng, [1, 1, 1, 1, n, n, n]) };
+    // Score and value of a key are a number of its own: so is the gradient in the query's element.
+    case.q.data.fill(1.0);
+    case.k = Tensor::from_fn(case.k.shape, |[.., j, d]| if j == d { 1.1 * (j as f32 - 4.0) } else { 0.0 });
+    case.v = Tensor::from_fn(case.v.shape, |[.., j, d]| if j == d { 1.0 } else { 0.0 });
+    let mut back = Back { d_lse: None, ..Back::of(&mut rng, case) };
+    back.d_out.data = (0..n).map(|j| if j % 2 == 0 { 1.0 } else { -1.0 }).collect();
+    let [(_, expected), ..] = back.oracle::<f64>();
+    for (isa, exec) in execs() {
+        for (j, (&got, &expected)) in back.run(exec).q.data.iter().zip(&expected).enumerate() {
+            let error = if expected == 0.0 { 0.0 } else { (f64::from(got) / expected - 1.0).abs() };
+            assert!(error < 4e-6, "{isa}, key {j}: {got:e}, expected {expected:e}, off by {error:e} of it");
+        }
+    }
+}

@@ -8,8 +8,8 @@ use crate::positions::of_state;
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits, execs};
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, BackwardState, Error, Exec, Gradients, Inputs, KeyGradientShape, KeyGradientSums, Mods,
-    Position, Saved, View, ViewMut,
+    Alignment, Attention, BackwardState, Dropout, Error, Exec, Gradients, Inputs, KeyGradientShape, KeyGradientSums,
+    Mods, Position, Run, Saved, View, ViewMut, WithDerivative,
 };
 
 const KEY_BLOCK: usize = 256;
@@ -62,7 +62,9 @@ fn stretch(
     parts: &mut [(Range<usize>, KeyGradientSums)],
     (exec, qkv): (Exec, &[Rounded; 3]),
 ) -> (Tensor, Option<Tensor>, OfRows) {
-    let (case, [q, k, v]) = (back.case.stretch(rows.clone()), qkv.each_ref().map(Rounded::view));
+    // Functions are those of the whole call: the state tells them which rows these are.
+    let case = Case { place: back.case.place, ..back.case.stretch(rows.clone()) };
+    let [q, k, v] = qkv.each_ref().map(Rounded::view);
     let (first, some) = (rows.start, |x: &Tensor| x.rows(rows.clone()));
     let (out, lse, d_out) = (some(out), some(lse), some(&back.d_out));
     let d_lse = back.d_lse.as_ref().map(some);
@@ -80,7 +82,8 @@ fn stretch(
     let gradients = if case.sinks.is_some() { gradients.sinks(&mut sinks.data) } else { gradients };
     let gradients = if case.alibi.is_some() { gradients.alibi(&mut slopes.data) } else { gradients };
     with_mods!(case, |mods| {
-        let state = BackwardState::new(case.attention(), inputs, saved, exec).unwrap();
+        let attention = Back { case: case.clone(), ..back.clone() }.attention();
+        let state = BackwardState::new(attention, inputs, saved, exec).unwrap();
         let mut state = state.starting_at(first).unwrap().mods(&mods).unwrap();
         for (keys, sums) in parts {
             // Sums that hold something go through all later rows.
@@ -117,14 +120,15 @@ fn rows_cut_anywhere_and_keys_between_blocks_have_the_bits_of_one_call() {
         let mut case = stateful(&mut rng);
         let qkv = [&case.q, &case.k, &case.v].map(|x| Rounded::new(x, rng.pick(&DTYPES)));
         [case.q, case.k, case.v] = qkv.each_ref().map(|x| x.wide.clone());
-        let back = Back::of(&mut rng, case);
+        let mut back = Back::of(&mut rng, case);
+        back.dropout = (seed % 4 == 1).then_some(Dropout { p: 0.3, seed, offset: 2 });
         let ([batch, heads, n, dim], [_, kv_heads, keys, value_dim]) = (back.case.q.shape, back.case.v.shape);
         let rows = cuts(n, rng.pick(&[96, 33, 64, 1 + n / 3, n.max(1)]), &mut rng);
         let keys = cuts(keys, KEY_BLOCK, &mut rng);
         (cut, grouped) = (cut + usize::from(rows.len() > 1), grouped + usize::from(heads > kv_heads));
         for (isa, exec) in execs() {
             let what = format!("seed {seed}, {isa}, rows {rows:?}, keys {keys:?}");
-            let [out, lse] = back.forward(exec);
+            let [out, lse] = back.forward_columns(exec, 2);
             let whole = back.run(exec);
             let shape = |keys| KeyGradientShape { batch, heads, keys, head_dim: dim, value_dim };
             let sums = |keys: &Range<usize>| KeyGradientSums::new(shape(keys.len())).unwrap();
@@ -166,11 +170,9 @@ fn what_does_not_fit_a_state_is_refused() {
     let state = |attention| BackwardState::new(attention, inputs, saved, Exec::serial());
     let shape = |heads, keys| KeyGradientShape { batch: 1, heads, keys, head_dim: 8, value_dim: 8 };
     let sums = |heads, keys| KeyGradientSums::new(shape(heads, keys)).unwrap();
-    for (attention, word) in [
-        (Attention::new().causal(), "causal"),
-        (Attention::new().align(Alignment::BottomRight), "bottom-right"),
-        (Attention::new().dropout(0.5, 1, 1), "dropout"),
-    ] {
+    for (attention, word) in
+        [(Attention::new().causal(), "causal"), (Attention::new().align(Alignment::BottomRight), "bottom-right")]
+    {
         assert!(matches!(state(attention), Err(Error::Needs { argument, .. }) if argument == word), "{word}");
     }
     let mut good = state(Attention::new()).unwrap();
@@ -182,6 +184,9 @@ fn what_does_not_fit_a_state_is_refused() {
     good.push(of(1, 300), of(1, 300), &mut sums(2, 300)).unwrap();
     let more = good.push(of(1, 20), of(1, 20), &mut sums(2, 20));
     assert_eq!(more, Err(Error::Multiple { argument: "keys before", got: 300, of: KEY_BLOCK }));
+    let words = "keys before: 300, but must be a multiple of 256: push small pieces together, in their order, with sums for \
+                 all their keys; KeyGradientSums::keys cuts these";
+    assert_eq!(more.unwrap_err().to_string(), words);
     let (mut dk, mut short) = (vec![7.0f32; 300 * 8], vec![7.0f32; 95 * 2 * 8]);
     let gradients = Gradients::new().k(ViewMut::bhld(&mut dk, [1, 1, 300, 8]).unwrap());
     assert!(matches!(good.check(&gradients), Err(Error::Needs { argument: "dk and dv", .. })));
@@ -206,4 +211,52 @@ fn what_does_not_fit_a_state_is_refused() {
     let error = sums(2, 299).write(&Attention::new(), gradients, Exec::serial());
     assert!(matches!(error, Err(Error::Mismatch { argument: "dv", got: 300, expected: 299, .. })));
     assert!(dk.iter().chain(&short).chain(&parameters).all(|&x| x == 7.0), "gradients were written");
+}
+
+/// Functions of row, key, distance, batch and head see the positions of one call, whatever names the place of the rows among the
+/// keys, if anything does.
+#[test]
+fn functions_of_rows_in_parts_see_positions_among_all() {
+    let mut rng = Rng::new(93_000);
+    let (shape, rows) = ([2, 2, 9, 8], 300);
+    let [q, k, v] = [9, rows, rows].map(|rows| Tensor::normal([shape[0], shape[1], rows, 8], &mut rng));
+    let seen = std::sync::Mutex::new(Vec::new());
+    let record = |score: f32, at: Position| {
+        seen.lock().unwrap().push((at.batch, at.head, at.row, at.key, at.position, at.distance));
+        score
+    };
+    let sorted = || {
+        let mut all = core::mem::take(&mut *seen.lock().unwrap());
+        all.sort_unstable();
+        all
+    };
+    let mods = Mods::new().score(WithDerivative::new(record, |_: f32, _: Position| 1.0));
+    let (out, lse) = (Tensor::filled(shape, 0.5), Tensor::filled([2, 2, 9, 1], 1.0));
+    for (alignment, offset) in [(None, 0), (Some(Alignment::TopLeft), 0), (Some(Alignment::Offset(-4)), -4)] {
+        let with = |alignment: Option<Alignment>| alignment.map_or(Attention::new(), |at| Attention::new().align(at));
+        let saved = |rows: Range<usize>| [&out, &lse, &out].map(|x| x.view().rows(rows.clone()).unwrap());
+        let [o, l, d] = saved(0..9);
+        let inputs = Inputs::new(q.view(), k.view(), v.view());
+        let problem = with(alignment).backward(inputs, Saved::new(o, l, d), Gradients::new()).unwrap();
+        problem.run_once_with(Exec::serial(), Run::new().mods(&mods)).unwrap();
+        let expected = sorted();
+        for rows in [0..2, 2..9] {
+            // An offset is that of the first of these rows.
+            let attention = match alignment {
+                Some(Alignment::Offset(_)) => with(Some(Alignment::Offset(offset + rows.start as isize))),
+                _ => with(alignment),
+            };
+            let [o, l, d] = saved(rows.clone());
+            let inputs = Inputs::new(q.view().rows(rows.clone()).unwrap(), k.view(), v.view());
+            let state = BackwardState::new(attention, inputs, Saved::new(o, l, d), Exec::serial()).unwrap();
+            let mut state = state.mods(&mods).unwrap().starting_at(rows.start).unwrap();
+            for keys in [0..256, 256..300] {
+                let [k, v] = [&k, &v].map(|x| x.view().rows(keys.clone()).unwrap());
+                let (batch, heads, dim) = (2, 2, 8);
+                let shape = KeyGradientShape { batch, heads, keys: keys.len(), head_dim: dim, value_dim: dim };
+                state.push(k, v, &mut KeyGradientSums::new(shape).unwrap()).unwrap();
+            }
+        }
+        assert!(sorted() == expected, "{alignment:?}: other positions");
+    }
 }

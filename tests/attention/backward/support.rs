@@ -90,8 +90,13 @@ impl Back {
 
     /// Output and log-sum-exp.
     pub(super) fn forward(&self, exec: Exec) -> [Tensor; 2] {
+        self.forward_columns(exec, 1)
+    }
+
+    /// Output and log-sum-exp, of one column, or of two with what its rounding leaves.
+    pub(super) fn forward_columns(&self, exec: Exec, columns: usize) -> [Tensor; 2] {
         let ([b, h, l, _], [.., dv]) = (self.case.q.shape, self.case.v.shape);
-        let (mut out, mut lse) = (Self::blank([b, h, l, dv]), Self::blank([b, h, l, 1]));
+        let (mut out, mut lse) = (Self::blank([b, h, l, dv]), Self::blank([b, h, l, columns]));
         let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
         let outputs = outputs.lse(ViewMut::bhld(&mut lse.data, lse.shape).unwrap());
         let problem = self.attention().problem(self.case.inputs(), outputs).expect("a good call");

@@ -73,8 +73,17 @@ fn sizes_that_do_not_match() {
     for (tensor, dim, argument, what, got, expected, of, words) in cases {
         says(with(tensor, dim, got), &Error::Mismatch { argument, what, got, expected, of }, words);
     }
-    let one = Error::Size { argument: "lse", what: "last dimension", got: 9, expected: "1 (one value a row)" };
-    says(with(4, 3, 9), &one, "lse: last dimension is 9, but must be 1 (one value a row)");
+    let one = Error::Size {
+        argument: "lse",
+        what: "last dimension",
+        got: 9,
+        expected: "1 (one value a row), or 2 (and what its rounding leaves)",
+    };
+    says(
+        with(4, 3, 9),
+        &one,
+        "lse: last dimension is 9, but must be 1 (one value a row), or 2 (and what its rounding leaves)",
+    );
     // Too short is as wrong as too long, and 0 is not a wildcard.
     for got in [0, 1] {
         says(

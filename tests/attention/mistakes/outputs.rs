@@ -15,7 +15,7 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             58,
             "LSE as long as a value",
             with(&[(More::Lse, [2, 4, 3, 7])]),
-            "lse: last dimension is 7, but must be 1 (one value a row)",
+            "lse: last dimension is 7, but must be 1 (one value a row), or 2 (and what its rounding leaves)",
         ),
         mistake(
             59,

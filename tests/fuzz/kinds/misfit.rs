@@ -222,7 +222,7 @@ impl Call {
             lengths.iter_mut().zip(lens).for_each(|(both, &len)| both[1] = len);
         }
         let [rows, keys] = longest;
-        good &= out == [b, h, l, dv] && lse.is_none_or(|x| x == [b, h, l, 1]);
+        good &= out == [b, h, l, dv] && lse.is_none_or(|x| x == [b, h, l, 1] || x == [b, h, l, 2]);
         good &= weights.is_none_or(|x| x == [sequences, h, rows, keys]) && mass.is_none_or(|x| x == [b, g, n, 1]);
         for ([ob, oh, ol, columns], cover) in self.options.into_iter().flatten() {
             let fits = |n: usize, to: usize| n == 1 || n == to;

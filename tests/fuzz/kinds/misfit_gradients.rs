@@ -124,7 +124,10 @@ impl Call {
         let is = |x: Option<At>, shape: At| x.is_none_or(|x| x == shape);
         let mut good = kb == b && kd == d && v[..3] == k[..3] && d > 0 && dv > 0;
         good &= h == g || g > 0 && h.is_multiple_of(g);
-        good &= is(out, [b, h, l, dv]) && is(d_out, [b, h, l, dv]) && is(lse, [b, h, l, 1]) && is(d_lse, [b, h, l, 1]);
+        good &= is(out, [b, h, l, dv])
+            && is(d_out, [b, h, l, dv])
+            && (is(lse, [b, h, l, 1]) || is(lse, [b, h, l, 2]))
+            && is(d_lse, [b, h, l, 1]);
         let fits = |n: usize, to: usize| n == 1 || n == to;
         good &=
             bias.is_none_or(|[ob, oh, ol, on]| fits(ob, b) && (fits(oh, h) || oh == g) && fits(ol, l) && fits(on, n));

@@ -3,9 +3,10 @@
 use crate::attention::backward::parts::Part;
 use crate::attention::call::options::Cover;
 use crate::attention::call::{Call, Sequence};
+use crate::attention::steps::softmax_backward::is_far;
 use crate::simd::quiet;
 use crate::tensor::any::{Tensor, TensorMut};
-use crate::tensor::misfit::{Fault, Misfit, one_a_row, same, same_rows};
+use crate::tensor::misfit::{Fault, Misfit, one_a_row, one_or_two_a_row, same, same_rows};
 use crate::tensor::view::View;
 use crate::tensor::view_mut::ViewMut;
 
@@ -25,7 +26,8 @@ pub struct Saved<'a> {
 
 impl<'a> Saved<'a> {
     /// Takes the forward call's output `out`, `[batch, heads, q_len, value_dim]`, and its log-sum-exp `lse`, `[batch,
-    /// heads, q_len, 1]`, both as that call wrote them; and `d_out`, the gradient of the loss in the output.
+    /// heads, q_len, 1]`, or with what rounding leaves of it in a second column ([`Outputs::lse`](crate::Outputs::lse)), both as
+    /// that call wrote them; and `d_out`, the gradient of the loss in the output.
     pub fn new(out: impl Into<Tensor<'a>>, lse: View<'a>, d_out: impl Into<Tensor<'a>>) -> Self {
         Self { out: out.into(), lse, d_out: d_out.into(), d_lse: None }
     }
@@ -46,11 +48,22 @@ impl<'a> Saved<'a> {
             let Some(shape) = self.shape_of(argument) else { continue };
             same_rows(argument, shape, call.q.shape(), "q")?;
             match argument {
-                "lse" | "d_lse" => one_a_row(argument, shape[3])?,
+                "lse" => one_or_two_a_row(argument, shape[3])?,
+                "d_lse" => one_a_row(argument, shape[3])?,
                 _ => same(argument, "value_dim", shape[3], call.kv.v_shape()[3], "v")?,
             }
         }
         Ok(())
+    }
+
+    /// Returns true if rows are [far](is_far) from 0, and what rounding leaves of their log-sum-exps is not there.
+    #[doc(hidden)] // for `sdpa`
+    pub fn lacks_rests(&self) -> bool {
+        let [batch, heads, rows, columns] = self.lse.shape();
+        let heads = (0..if columns == 1 { batch } else { 0 }).flat_map(|b| (0..heads).map(move |h| (b, h)));
+        heads
+            .flat_map(|(b, h)| (0..rows).map(move |l| [b, h, l, 0]))
+            .any(|at| self.lse.get(at).is_some_and(|&x| is_far(x)))
     }
 
     /// Returns the shape of a tensor, by its name in messages.

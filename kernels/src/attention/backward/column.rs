@@ -127,7 +127,7 @@ impl<'t, S: Simd> Column<'t, S> {
     }
 
     /// Iterates over the row blocks of one of the query heads that share the column's head.
-    fn row_blocks(&self, g: usize) -> impl Iterator<Item = AttentionTask<'t, S>> + use<'t, S> {
+    pub(crate) fn row_blocks(&self, g: usize) -> impl Iterator<Item = AttentionTask<'t, S>> + use<'t, S> {
         let (bound, BlockAt { sequence, kv_head, .. }) = (self.bound, self.at);
         let (q_len, before) = (bound.checked.call().sequence(sequence).q_len, self.pass.part.first_row);
         let blocks = if q_len == 0 { 0 } else { (before + q_len).div_ceil(MAX_ROW_BLOCK) };

@@ -6,6 +6,9 @@
 //! block of one key block waits for the same row block of the key block before. Key blocks are taken in order, the same
 //! one of all heads before the next, so a worker waits only for what another is at, and seldom. So every sum is taken in
 //! one order, whoever takes it: gradients have the same bits for any number of threads.
+//!
+//! If rows are far from 0 and what rounding leaves of their log-sum-exps is not there, workers first take row blocks and sum
+//! their exponentials over all keys. Key blocks begin when all of these are done.
 
 use crate::attention::backward::call::{Gradients, Saved};
 use crate::attention::backward::column::Column;
@@ -17,17 +20,28 @@ use crate::attention::call::Call;
 use crate::attention::call::checked::{CheckedCall, fitting};
 use crate::attention::call::mods::{MaskMod, Mods, ScoreMod, WeightMod};
 use crate::attention::call::row_mods::RowMods;
-use crate::attention::call::tiling::Tiling;
+use crate::attention::call::tiling::{MAX_ROW_BLOCK, Tiling};
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
 use crate::tensor::element::Precision;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::{Queue, Stop};
 
-/// Backward pass bound to its gradients: a queue of key blocks that workers take until it is empty.
+/// Backward pass bound to its gradients: queues of row blocks and key blocks that workers take until they are empty.
 pub struct BackwardLaunch<'a> {
     pass: BackwardPass<'a>,
+    /// Row blocks to be summed first, if some rows are far from 0 and what rounding leaves of their log-sum-exps is not there.
+    row_blocks: Queue,
     columns: Queue,
+}
+
+/// Stage of a launch: a worker begins one when all have done with the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Sums of exponentials of rows that need them.
+    Rows,
+    /// Gradients, key block by key block.
+    Keys,
 }
 
 /// Returns the number of key blocks of a call: of each key/value head, and of all.
@@ -35,6 +49,12 @@ fn count_columns(call: &Call<'_>) -> Option<(usize, usize)> {
     let longest = call.longest().1.div_ceil(KEY_BLOCK).max(1);
     let heads = call.sequence_count().checked_mul(call.kv.kv_heads())?;
     Some((longest, heads.checked_mul(longest)?))
+}
+
+/// Returns the number of row blocks of a call, if each query head has as many as the longest.
+fn count_row_blocks(call: &Call<'_>) -> Option<usize> {
+    let of_head = call.longest().0.div_ceil(MAX_ROW_BLOCK);
+    call.sequence_count().checked_mul(call.q.shape()[1])?.checked_mul(of_head)
 }
 
 impl<'a> BackwardLaunch<'a> {
@@ -55,6 +75,7 @@ impl<'a> BackwardLaunch<'a> {
         fitting(saved.fits(&call));
         fitting(gradients.fits(&call));
         let (columns_per_head, columns) = count_columns(&call)?;
+        let row_blocks = if matches!(part, Part::Whole) && saved.lacks_rests() { count_row_blocks(&call)? } else { 0 };
         let parameters = gradients.parameter_count();
         if !memory.try_reserve(&call, columns, parameters) {
             return None;
@@ -79,7 +100,7 @@ impl<'a> BackwardLaunch<'a> {
             stop,
         };
         // Without query heads, too: gradients of keys and values are then zeros.
-        Some(Self { pass, columns: Queue::new(columns) })
+        Some(Self { pass, row_blocks: Queue::new(row_blocks), columns: Queue::new(columns) })
     }
 
     /// Sets a function that is asked before each key block: if it returns true, the rest is left undone.
@@ -108,20 +129,26 @@ impl<'a> BackwardLaunch<'a> {
         self.pass.reduce();
     }
 
-    /// Takes key blocks and computes them until none is left. Any number of workers may call this at once, each with its
-    /// own scratch; when all calls have returned, [`Self::finish`] completes the gradients. A score function without a
-    /// derivative makes NaN of them.
+    /// Returns the stages that there are, in order.
+    pub fn stages(&self) -> &'static [Stage] {
+        if self.row_blocks.len() > 0 { &[Stage::Rows, Stage::Keys] } else { &[Stage::Keys] }
+    }
+
+    /// Takes row blocks or key blocks, as the stage says, and computes them until none is left. Any number of workers may call this
+    /// at once, each with its own scratch; when all calls for all [stages](Self::stages) have returned, [`Self::finish`] completes
+    /// the gradients. A score function without a derivative makes NaN of them.
     ///
     /// # Panics
     /// If there is a weight function. `sdpa` reports such calls, and a missing derivative, as errors.
     pub fn work<A: ScoreMod, B: MaskMod, C: WeightMod>(
         &self,
+        stage: Stage,
         isa: Isa,
         scratch: &mut BackwardScratch,
         mods: &Mods<A, B, C>,
     ) {
         assert!(!mods.weight.is_given(), "a weight function has no backward pass");
-        dispatch!(isa, |s| s.backward(self, scratch, mods));
+        dispatch!(isa, |s| s.backward(self, stage, scratch, mods));
     }
 
     /// Returns the place of a column by its number, if there is such a column.
@@ -137,9 +164,33 @@ impl<'a> BackwardLaunch<'a> {
     }
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
-    fn work_on<S: Simd>(&self, s: S, scratch: &mut BackwardScratch, mods: &dyn RowMods<S>) {
+    fn work_on<S: Simd>(&self, s: S, stage: Stage, scratch: &mut BackwardScratch, mods: &dyn RowMods<S>) {
+        let bound = BoundCall { s, mods, checked: &self.pass.checked };
+        match stage {
+            Stage::Rows => self.sum_rows(bound, scratch),
+            Stage::Keys => self.work_on_columns(bound, scratch),
+        }
+    }
+
+    /// Takes row blocks and sums the exponentials of rows that are far from 0.
+    fn sum_rows<S: Simd>(&self, bound: BoundCall<'_, S>, scratch: &mut BackwardScratch) {
+        let (pass, heads) = (&self.pass, self.columns.len() / self.pass.columns_per_head);
+        let (call, tiling) = (pass.checked.call(), pass.checked.tiling());
+        let blocks_of_head = self.row_blocks.len() / heads.max(1) / call.group_size().max(1);
+        while let Some(number) = self.row_blocks.take_unless(&pass.stop) {
+            let (head, number) = (number % heads, number / heads);
+            let (sequence, kv_head) = (head / call.kv.kv_heads(), head % call.kv.kv_heads());
+            let column = Column { bound, pass, at: BlockAt { sequence, kv_head, number: 0 }, next: None };
+            let Some(task) = column.row_blocks(number / blocks_of_head).nth(number % blocks_of_head) else { continue };
+            let (scores, _) = scratch.parts(tiling, 0);
+            // SAFETY: every number is taken once, so the row block is this worker's; key blocks begin when all are done.
+            unsafe { column.sum_far_rows(&task, &mut scores.scratch.regions(tiling)) };
+        }
+    }
+
+    /// Takes key blocks and computes their gradients.
+    fn work_on_columns<S: Simd>(&self, bound: BoundCall<'_, S>, scratch: &mut BackwardScratch) {
         let pass = &self.pass;
-        let bound = BoundCall { s, mods, checked: &pass.checked };
         let mut before = None;
         while let Some(number) = self.columns.take_unless(&pass.stop) {
             // As many further as this one was, since workers take turns.
@@ -168,14 +219,26 @@ impl Drop for StopOnUnwind<'_> {
 /// Work of a launch, compiled in this crate for each instruction set.
 trait Worker: Simd {
     /// Calls [`BackwardLaunch::work_on`].
-    fn backward(self, launch: &BackwardLaunch<'_>, scratch: &mut BackwardScratch, mods: &dyn RowMods<Self>);
+    fn backward(
+        self,
+        launch: &BackwardLaunch<'_>,
+        stage: Stage,
+        scratch: &mut BackwardScratch,
+        mods: &dyn RowMods<Self>,
+    );
 }
 
 macro_rules! worker {
     ($token:ty) => {
         impl Worker for $token {
-            fn backward(self, launch: &BackwardLaunch<'_>, scratch: &mut BackwardScratch, mods: &dyn RowMods<Self>) {
-                launch.work_on(self, scratch, mods);
+            fn backward(
+                self,
+                launch: &BackwardLaunch<'_>,
+                stage: Stage,
+                scratch: &mut BackwardScratch,
+                mods: &dyn RowMods<Self>,
+            ) {
+                launch.work_on(self, stage, scratch, mods);
             }
         }
     };

@@ -4,9 +4,10 @@ use crate::attention::backward::column::Column;
 use crate::attention::backward::memory::{Own, RowMemory, RowNumber};
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::backward::written::write_rows;
+use crate::attention::blocks::key_block::BlockMemory;
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
-use crate::attention::steps::softmax_backward::{self, Delta, RowDot};
+use crate::attention::call::tiling::{MAX_ROW_BLOCK, Regions};
+use crate::attention::steps::softmax_backward::{self, Delta, RowDot, SavedRow, is_far};
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};
 
@@ -33,18 +34,42 @@ impl<S: Simd> Column<'_, S> {
         rows.map(|row| row.split_last_chunk_mut().expect("a row is longer than its numbers"))
     }
 
-    /// Returns the rows' deltas, as the row block's first key block has left them.
+    /// Returns what was saved of the rows, and their deltas, as the row block's first key block has left them.
     ///
     /// # Safety
     /// The row block's memory is this worker's.
-    pub(crate) unsafe fn kept_deltas(&self, task: &AttentionTask<'_, S>) -> [Delta; MAX_ROW_BLOCK] {
-        let mut deltas = [Delta::default(); MAX_ROW_BLOCK];
+    pub(crate) unsafe fn kept_rows(&self, task: &AttentionTask<'_, S>) -> [SavedRow; MAX_ROW_BLOCK] {
+        let (mut kept, saved) = ([SavedRow::default(); MAX_ROW_BLOCK], &self.pass.saved);
         // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
-        for (delta, (_, numbers)) in deltas.iter_mut().zip(unsafe { self.each_row(task) }) {
-            let [value, rounding] = [RowNumber::Delta, RowNumber::DeltaRounding].map(|n| numbers[n as usize]);
-            *delta = Delta { value, rounding };
+        for (row, (_, numbers)) in task.rows(0..rows_of(task)).zip(unsafe { self.each_row(task) }) {
+            const NUMBERS: [RowNumber; 3] = [RowNumber::Lse, RowNumber::Delta, RowNumber::DeltaRounding];
+            let ([lse, value, rounding], reference) =
+                (NUMBERS.map(|n| numbers[n as usize]), reference(task.of_row(&saved.lse, row)));
+            let d_lse = task.d_lse(saved, row);
+            kept[row.n] = SavedRow { reference, lse, d_lse, delta: Delta { value, rounding } };
         }
-        deltas
+        kept
+    }
+
+    /// Sums the exponentials of the row block's rows over all keys, if some are far from 0, and keeps what rounding leaves of their
+    /// log-sum-exps. What is more than rounding can leave is no such: then the call has some of the keys alone, and nothing but
+    /// the rounded number is known.
+    ///
+    /// # Safety
+    /// The row block's memory is this worker's.
+    pub(crate) unsafe fn sum_far_rows(&self, task: &AttentionTask<'_, S>, regions: &mut Regions<'_>) {
+        let lse = |row| task.of_row(&self.pass.saved.lse, row);
+        if !task.rows(0..rows_of(task)).any(|row| is_far(lse(row))) {
+            return;
+        }
+        task.sum_exponentials(&mut BlockMemory::new(), regions);
+        // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+        for (row, (_, numbers)) in task.rows(0..rows_of(task)).zip(unsafe { self.each_row(task) }) {
+            let sum = task.row_sum(row, regions.max[row.n], regions.sum[row.n]);
+            let (lse, rest) = (lse(row), sum.lse_rest(lse(row)));
+            let unit = lse.abs().next_up() - lse.abs();
+            numbers[RowNumber::Lse as usize] = if rest.abs() <= unit { rest } else { 0.0 };
+        }
     }
 
     /// Makes the row block's numbers ready, before its first key block.
@@ -53,11 +78,17 @@ impl<S: Simd> Column<'_, S> {
     /// The row block's memory is this worker's.
     pub(crate) unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, deltas: &[Delta; MAX_ROW_BLOCK]) {
         // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
-        for (delta, (_, numbers)) in deltas.iter().zip(unsafe { self.each_row(task) }) {
+        for (row, (_, numbers)) in task.rows(0..rows_of(task)).zip(unsafe { self.each_row(task) }) {
+            let (delta, lse, summed) = (deltas[row.n], &self.pass.saved.lse, numbers[RowNumber::Lse as usize]);
             *numbers = [0.0; LANES];
             numbers[RowNumber::Delta as usize] = delta.value;
             numbers[RowNumber::DeltaRounding as usize] = delta.rounding;
             numbers[RowNumber::Begun as usize] = 1.0;
+            let rest = lse.get([row.q_batch, row.head, row.at, 1]).copied();
+            numbers[RowNumber::Lse as usize] = match task.of_row(lse, row) {
+                lse if is_far(lse) => rest.unwrap_or(summed),
+                lse => lse,
+            };
         }
     }
 
@@ -143,6 +174,11 @@ impl<S: Simd> Column<'_, S> {
             }
         }
     }
+}
+
+/// Returns the number that the scores of a row with this log-sum-exp are counted from.
+pub(crate) fn reference(lse: f32) -> f32 {
+    if is_far(lse) { lse } else { 0.0 }
 }
 
 /// Returns the number of the row block's rows.

@@ -3,7 +3,7 @@
 use crate::attention::backward::call::Saved;
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
-use crate::attention::steps::softmax_backward::{self, Delta, RowDot, SavedRow};
+use crate::attention::steps::softmax_backward::{self, Delta, RowDot};
 use crate::matmul::finite;
 use crate::matmul::pack::{self, NonFinite};
 use crate::simd::{LANES, QUIET_NAN, Simd};
@@ -112,16 +112,6 @@ impl<S: Simd> AttentionTask<'_, S> {
             }
         }
         deltas
-    }
-
-    /// Returns what was saved of each of the task's rows, with these [deltas](Self::deltas).
-    pub(crate) fn saved_rows(&self, saved: &Saved<'_>, deltas: &[Delta; MAX_ROW_BLOCK]) -> [SavedRow; MAX_ROW_BLOCK] {
-        let mut rows = [SavedRow::default(); MAX_ROW_BLOCK];
-        for row in self.rows(0..self.set.rows.len()) {
-            let (lse, d_lse) = (self.of_row(&saved.lse, row), self.d_lse(saved, row));
-            rows[row.n] = SavedRow { lse, d_lse, delta: deltas[row.n] };
-        }
-        rows
     }
 
     /// Returns the gradient of a row's log-sum-exp: 0 if none was given.

@@ -31,7 +31,7 @@ const ONES: [f32; MAX_ROW_BLOCK] = [1.0; MAX_ROW_BLOCK];
 /// Scores of a row block against the column's keys, which become weights, and the rows they belong to.
 struct TileScores<'b> {
     scores: &'b mut [f32],
-    /// Scores after the softcap, and before the caller's function, if there is one.
+    /// Scores before the softcap, and before the caller's function, if there is one.
     copies: ScoreCopies<'b>,
     /// Weights that dropout keeps, if the call drops any.
     dropout: Option<Kept>,
@@ -102,7 +102,7 @@ impl<S: Simd> Column<'_, S> {
         // SAFETY: the row block's turn has come, so its memory is this worker's.
         block.prefetch = unsafe { self.prefetch(task, number, turn) };
         block.copies = ScoreCopies {
-            capped: task.call.options.softcap.is_some().then_some(&mut *scores.capped),
+            raw: task.call.options.softcap.is_some().then_some(&mut *scores.raw),
             biased: task.given.score.then_some(&mut *scores.biased),
         };
         let seen = block.compute_scores(0..task.set.rows.len());
@@ -151,12 +151,11 @@ impl<S: Simd> Column<'_, S> {
     ) -> [SavedRow; MAX_ROW_BLOCK] {
         // SAFETY: same contract.
         unsafe {
-            if !turn.is_first {
-                return task.saved_rows(&self.pass.saved, &self.kept_deltas(task));
+            if turn.is_first {
+                let deltas = task.deltas(&self.pass.saved, d_out, copy);
+                self.begin_rows(task, &deltas);
             }
-            let deltas = task.deltas(&self.pass.saved, d_out, copy);
-            self.begin_rows(task, &deltas);
-            task.saved_rows(&self.pass.saved, &deltas)
+            self.kept_rows(task)
         }
     }
 
@@ -177,6 +176,8 @@ impl<S: Simd> Column<'_, S> {
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
         unsafe { float_loops::scores(task.s, run, queries, FloatKeys { panels, later: None }) };
         drop_weights(task.s, &tile.dropout, ScoreBlock { scores: own.gradients, spans: tile.spans, rows });
+        let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
+        softmax_backward::subtract_references(task.s, block, &tile.saved);
         let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
         softmax_backward::softmax_backward(task.s, block, own.gradients, &tile.saved);
         if tile.d_out.nonfinite.is_empty() {
@@ -228,8 +229,8 @@ impl<S: Simd> Column<'_, S> {
         if in_parts || self.pass.gradients.v.is_some() {
             add(tile.scores, tile.d_out.evenly(), task.tiling.value_dim, sums.v);
         }
-        if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.copies.capped) {
-            softmax_backward::softcap_backward(task.s, ScoreBlock { scores: gradients, spans, rows }, capped, cap);
+        if let (Some(cap), Some(raw)) = (task.call.options.softcap, &tile.copies.raw) {
+            softmax_backward::softcap_backward(task.s, ScoreBlock { scores: gradients, spans, rows }, raw, cap);
         }
         if in_parts || self.pass.gradients.k.is_some() {
             add(gradients, tile.q.evenly(), task.tiling.head_dim, sums.k);

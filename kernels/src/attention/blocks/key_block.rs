@@ -54,8 +54,8 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
 /// Memory for copies of the scores before they are final, each `[row][SCORE_STRIDE]`.
 #[derive(Default)]
 pub(crate) struct ScoreCopies<'b> {
-    /// Scores after the softcap.
-    pub(crate) capped: Option<&'b mut [f32]>,
+    /// Scores before the softcap.
+    pub(crate) raw: Option<&'b mut [f32]>,
     /// Scores after bias and ALiBi, before the caller's score function.
     pub(crate) biased: Option<&'b mut [f32]>,
 }

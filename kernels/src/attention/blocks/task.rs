@@ -320,13 +320,13 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     /// Draws which weights of a row block are kept, against the key block at `first`, if the call drops any.
     pub(crate) fn draw_kept(&self, row_block: Range<usize>, spans: &[Span], first: usize) -> Option<Kept> {
-        let dropout = self.call.options.dropout?;
+        let (dropout, [first_row, first_key]) = (self.call.options.dropout?, self.call.options.dropout_from);
         let (mut rows, heads) = ([[0; 2]; MAX_ROW_BLOCK], self.call.q.shape()[1]);
         for row in self.rows(row_block.clone()) {
-            rows[row.n] = [(self.set.sequence * heads + row.head) as u32, row.i as u32];
+            rows[row.n] = [(self.set.sequence * heads + row.head) as u32, (first_row + row.i) as u32];
         }
         let mut kept = Kept { weights: [[0; KEY_BLOCK / LANES]; MAX_ROW_BLOCK], factor: dropout.factor() };
-        dropout::draw(self.s, spans, first, &rows[..row_block.len()], dropout, &mut kept.weights);
+        dropout::draw(self.s, spans, first_key + first, &rows[..row_block.len()], dropout, &mut kept.weights);
         Some(kept)
     }
 

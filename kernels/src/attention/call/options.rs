@@ -116,6 +116,9 @@ pub struct Options<'a> {
     pub key_positions: Option<&'a [&'a [i32]]>,
     /// Dropout of weights, after the softmax.
     pub dropout: Option<Dropout>,
+    /// Row and key, of a call that is cut into parts, that dropout counts this call's first row and key as; the key is a multiple
+    /// of 256.
+    pub dropout_from: [usize; 2],
 }
 
 impl Options<'_> {

@@ -3,7 +3,7 @@
 use crate::attention::call::Call;
 use crate::attention::call::options::Ragged;
 use crate::tensor::any::TensorMut;
-use crate::tensor::misfit::{Fault, Misfit, one_a_row, same, same_rows};
+use crate::tensor::misfit::{Fault, Misfit, one_a_row, one_or_two_a_row, same, same_rows};
 use crate::tensor::view_mut::ViewMut;
 
 /// Stage of the score computation at which scores can be written out, `[batch, heads, rows, keys]`. Only such outputs
@@ -103,7 +103,9 @@ impl<'a> Outputs<'a> {
     }
 
     /// Adds the LSE of each row, the natural log of Σ exp(score), `[batch, heads, q_len, 1]`; −∞ where no key is
-    /// visible.
+    /// visible. Or `[batch, heads, q_len, 2]`: the second column is what rounding the LSE to `f32` leaves, LSE − its `f32`, and 0
+    /// if that is not finite. It matters to rows with an LSE far from 0: at 10⁹ the `f32` is a multiple of 64, so the number of
+    /// keys is lost. Gradients of keys in parts and merged results need it there.
     #[must_use]
     pub fn lse(self, lse: ViewMut<'a>) -> Self {
         let twice = self.twice.or(self.lse.is_some().then_some("lse"));
@@ -148,7 +150,7 @@ impl<'a> Outputs<'a> {
         }
         if let Some(lse) = &self.lse {
             same_rows("lse", lse.shape(), q, "q")?;
-            one_a_row("lse", lse.shape()[3])?;
+            one_or_two_a_row("lse", lse.shape()[3])?;
         }
         for (argument, [b, h, l, columns]) in self.score_shapes() {
             let (longest_rows, longest_keys) = call.longest();
@@ -215,6 +217,13 @@ impl<'a> Outputs<'a> {
             _ => self.score_shapes().find(|&(name, _)| name == argument).map(|(_, shape)| shape),
         }
     }
+
+    /// Returns true if log-sum-exps have a second column.
+    #[inline]
+    pub(crate) fn wants_lse_rests(&self) -> bool {
+        self.lse.as_ref().is_some_and(|lse| lse.shape()[3] == 2)
+    }
+
     #[inline]
     pub(crate) fn point(&self, point: Point) -> Option<&ViewMut<'a>> {
         self.points[point as usize].as_ref()

@@ -51,8 +51,9 @@ impl<S: Simd> AttentionTask<'_, S> {
         references
     }
 
+    /// Returns the sum of a row with this maximum and sum over its keys.
     #[inline(always)]
-    fn row_sum(&self, row: Row, max: f32, sum: f32) -> RowSum {
+    pub(crate) fn row_sum(&self, row: Row, max: f32, sum: f32) -> RowSum {
         RowSum::new(max, sum, self.call.options.sinks.map(|sinks| sinks[row.head]))
     }
 
@@ -89,17 +90,18 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// log-sum-exps.
     #[inline(always)]
     fn end_rows(&self, rows: Range<usize>, regions: &Regions<'_>, factors: &mut [(f32, f32)]) {
-        let sinks = self.call.options.sinks.is_some();
+        // Many rows together, if each has a single number and no sink.
+        let one_by_one = self.call.options.sinks.is_some() || self.outputs.wants_lse_rests();
         for row in self.rows(rows.clone()) {
             let (max, sum) = (regions.max[rows.start + row.n], regions.sum[rows.start + row.n]);
-            factors[row.n] = if sinks {
+            factors[row.n] = if one_by_one {
                 // SAFETY: a row of the task.
                 unsafe { self.end_row(row, max, sum) }
             } else {
                 self.row_sum(row, max, sum).factor()
             };
         }
-        if !sinks {
+        if !one_by_one {
             self.write_lses(rows, regions);
         }
     }
@@ -137,8 +139,15 @@ impl<S: Simd> AttentionTask<'_, S> {
     pub(crate) unsafe fn end_row(&self, row: Row, max: f32, sum: f32) -> (f32, f32) {
         let end = self.row_sum(row, max, sum);
         if let Some(lse) = &self.outputs.lse {
-            // SAFETY: the task's rows are inside the output, and this worker's alone.
-            unsafe { *lse.row(row.q_batch, row.head, row.at).0 = end.lse() };
+            let rounded = end.lse();
+            // SAFETY: the task's rows are inside the output, and this worker's alone; a second column is asked for.
+            unsafe {
+                let (to, element) = lse.row(row.q_batch, row.head, row.at);
+                *to = rounded;
+                if self.outputs.wants_lse_rests() {
+                    *to.offset(element) = end.lse_rest(rounded);
+                }
+            }
         }
         end.factor()
     }

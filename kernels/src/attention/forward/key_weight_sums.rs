@@ -36,21 +36,8 @@ impl Sums<'_> {
     /// The sums are this worker's alone.
     unsafe fn add<S: Simd>(&self, task: &AttentionTask<'_, S>, regions: &mut Regions<'_>) {
         let (s, all, rows) = (task.s, 0..task.set.rows.len(), task.set.rows.len());
-        regions.clear_state(rows);
-        let queries = Queries::of(task, regions);
         let mut memory = BlockMemory::new();
-        for first in task.blocks() {
-            let mut block = KeyBlock::of(task, first, queries, &mut memory, regions);
-            if block.compute_scores(all.clone()) {
-                let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *block.regions;
-                let row_block = ScoreBlock { scores, spans: block.spans, rows };
-                softmax::softmax::<_, softmax::Floats>(
-                    s,
-                    row_block,
-                    softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
-                );
-            }
-        }
+        let queries = task.sum_exponentials(&mut memory, regions);
         let references = task.references(all.clone(), regions.max, regions.sum);
         for first in task.blocks() {
             let mut block = KeyBlock::of(task, first, queries, &mut memory, regions);
@@ -69,6 +56,29 @@ impl Sums<'_> {
                 unsafe { *self.at(key) = quiet(total) };
             }
         }
+    }
+}
+
+impl<S: Simd> AttentionTask<'_, S> {
+    /// Computes the maxima and sums of the task's rows, one row block, over all keys, without outputs. Returns the queries, for
+    /// another pass.
+    pub(crate) fn sum_exponentials<'r>(&self, memory: &mut BlockMemory, regions: &mut Regions<'r>) -> Queries<'r> {
+        let rows = self.set.rows.len();
+        regions.clear_state(rows);
+        let queries = Queries::of(self, regions);
+        for first in self.blocks() {
+            let mut block = KeyBlock::of(self, first, queries, memory, regions);
+            if block.compute_scores(0..rows) {
+                let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *block.regions;
+                let row_block = ScoreBlock { scores, spans: block.spans, rows };
+                softmax::softmax::<_, softmax::Floats>(
+                    self.s,
+                    row_block,
+                    softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
+                );
+            }
+        }
+        queries
     }
 }
 

@@ -36,6 +36,7 @@ impl<'t> ShortCall<'t> {
             alibi: None,
             mask: None,
             dropout: None,
+            dropout_from: _,
             // Sinks are added here, too. What the others mean the task's sequence says.
             sinks: _,
             kv_lens: _,

@@ -152,6 +152,7 @@ fn are_alike(call: &Call<'_>, given: Given) -> bool {
         alibi,
         mask,
         dropout,
+        dropout_from: _,
         softcap: _,
         sinks: _,
         kv_lens: _,

@@ -55,15 +55,16 @@ fn merge_rows<S: Simd>(
     }
 }
 
-/// Merges outputs over other keys into outputs, `[batch, heads, rows, dim]`, by their log-sum-exps, `[batch, heads, rows, 1]`.
-/// A side whose log-sum-exp is −∞ counts for nothing, whatever its output holds.
+/// Merges outputs over other keys into outputs, `[batch, heads, rows, dim]`, by their log-sum-exps, `[batch, heads, rows, 1]`, or
+/// `[.., 2]` with what rounding leaves of them. A side whose log-sum-exp is −∞ counts for nothing, whatever its output holds.
 ///
 /// # Panics
 /// If the shapes do not fit together.
 pub fn merge_results(isa: Isa, mine: [ViewMut<'_>; 2], others: [View<'_>; 2]) {
     let [out, lse] = mine.each_ref().map(ViewMut::shape);
-    let [b, h, l, _] = out;
-    assert!(others.map(|x| x.shape()) == [out, lse] && lse == [b, h, l, 1], "results of different shapes");
+    let ([b, h, l, _], [.., columns]) = (out, lse);
+    let fits = lse == [b, h, l, columns] && matches!(columns, 1 | 2);
+    assert!(others.map(|x| x.shape()) == [out, lse] && fits, "results of different shapes");
     dispatch!(isa, |s| s.vectorize(
         #[inline(always)]
         || merge_all(s, mine, others)
@@ -74,9 +75,13 @@ pub fn merge_results(isa: Isa, mine: [ViewMut<'_>; 2], others: [View<'_>; 2]) {
 fn merge_all<S: Simd>(s: S, [mut out, mut lse]: [ViewMut<'_>; 2], [other_out, other_lse]: [View<'_>; 2]) {
     let [batch, heads, rows, dim] = out.shape();
     for (b, h, l) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |l| (b, h, l)))) {
-        let (Some(lse), Some(&other_lse)) = (lse.get_mut([b, h, l, 0]), other_lse.get([b, h, l, 0])) else { continue };
-        let weights = Weights::of(*lse, other_lse);
-        *lse = weights.lse;
+        let at = |column| [b, h, l, column];
+        // Without a second column, nothing is left.
+        let mine = [0, 1].map(|column| lse.get_mut(at(column)).map_or(0.0, |x| *x));
+        let weights = Weights::of(mine, [0, 1].map(|column| other_lse.get(at(column)).copied().unwrap_or(0.0)));
+        for (column, x) in weights.lse.into_iter().enumerate() {
+            lse.get_mut(at(column)).into_iter().for_each(|to| *to = x);
+        }
         if let (Some(out), Some(other)) = (out.contiguous_row_mut([b, h, l]), other_out.contiguous_row([b, h, l])) {
             // While the next row waits for an exponential and a logarithm, memory is busy with the row after it.
             for i in (2 * dim..3 * dim).step_by(LANES) {
@@ -96,8 +101,8 @@ fn merge_all<S: Simd>(s: S, [mut out, mut lse]: [ViewMut<'_>; 2], [other_out, ot
 
 /// Weights of two rows over different keys, and what comes of their log-sum-exps.
 struct Weights {
-    /// Log-sum-exp over the keys of both.
-    lse: f32,
+    /// Log-sum-exp over the keys of both, and what its rounding leaves.
+    lse: [f32; 2],
     kind: Merge,
 }
 
@@ -115,21 +120,28 @@ enum Merge {
 }
 
 impl Weights {
+    /// Computes the weights of rows with these log-sum-exps, each with what its rounding leaves, or 0.
     #[inline(always)]
-    fn of(mine: f32, other: f32) -> Self {
+    fn of(mine: [f32; 2], other: [f32; 2]) -> Self {
         let hidden = f32::NEG_INFINITY;
-        match (mine == hidden, other == hidden) {
-            (true, true) => Self { lse: hidden, kind: Merge::Neither },
+        match (mine[0] == hidden, other[0] == hidden) {
+            (true, true) => Self { lse: [hidden, 0.0], kind: Merge::Neither },
             (false, true) => Self { lse: mine, kind: Merge::Mine },
             (true, false) => Self { lse: other, kind: Merge::Other },
             (false, false) => {
-                let (mine, other) = (f64::from(mine), f64::from(other));
-                let top = if other > mine { other } else { mine };
+                let [mine, other] = [mine, other].map(|lse| lse.map(f64::from));
+                // Numbers far from 0 are subtracted first.
+                let ahead = (other[0] - mine[0]) + (other[1] - mine[1]);
+                let top = if ahead > 0.0 { other } else { mine };
                 // The larger has weight exp(0) = 1; NaN where it is infinite or NaN.
-                let one = if top.is_finite() { 1.0 } else { f64::NAN };
-                let weights = if other > mine { [exp(mine - other), one] } else { [one, exp(other - mine)] };
+                let one = if top[0].is_finite() { 1.0 } else { f64::NAN };
+                let weights = if ahead > 0.0 { [exp(-ahead), one] } else { [one, exp(ahead)] };
                 let sum = weights[0] + weights[1];
-                Self { lse: (top + ln(sum)) as f32, kind: Merge::Both(weights.map(|weight| weight / sum)) }
+                let more = top[1] + ln(sum);
+                let lse = (top[0] + more) as f32;
+                let rest = (top[0] - f64::from(lse)) + more;
+                let lse = [lse, if lse.is_finite() { rest as f32 } else { 0.0 }];
+                Self { lse, kind: Merge::Both(weights.map(|weight| weight / sum)) }
             }
         }
     }

@@ -121,7 +121,13 @@ impl RowSum {
         Self::lse_of(self.top, ln(self.sum))
     }
 
-    /// Returns the same for a logarithm of the sum.
+    /// Returns what rounding leaves of the log-sum-exp, which was rounded to `lse`; 0 if that is not finite. It is computed from
+    /// differences: at 10³⁰ even an `f64` would lose the logarithm.
+    pub(crate) fn lse_rest(self, lse: f32) -> f32 {
+        if lse.is_finite() { quiet((self.top - f64::from(lse) + ln(self.sum)) as f32) } else { 0.0 }
+    }
+
+    /// Returns the log-sum-exp for a logarithm of the sum.
     #[inline(always)]
     fn lse_of(top: f64, ln_sum: f64) -> f32 {
         quiet((top + ln_sum) as f32)

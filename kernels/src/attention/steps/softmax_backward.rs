@@ -2,7 +2,7 @@
 //! of the weights.
 //!
 //! ```text
-//! p  = exp(s − lse)               0 where hidden
+//! p  = exp(s − lse)               0 where hidden; exp((s − reference) − rest) where lse = reference + rest is far from 0
 //! ds = p · (dp − δ)               δ = Σ do·o − dlse, one number a row
 //! ```
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135, appendix B.)
@@ -21,11 +21,23 @@ use crate::simd::{LANES, Simd, lanes};
 /// Saved results of a row.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SavedRow {
-    /// Log-sum-exp of the row's scores.
+    /// Number that scores are counted from: the saved log-sum-exp of a row that [is far](is_far) from 0, otherwise 0.
+    pub(crate) reference: f32,
+    /// Log-sum-exp of the scores that are counted from it.
     pub(crate) lse: f32,
     /// Gradient of the log-sum-exp.
     pub(crate) d_lse: f32,
     pub(crate) delta: Delta,
+}
+
+/// Log-sum-exps from which on their rounding to `f32`, half a unit, is more than 2⁻¹⁷, and so is the relative error of weights that
+/// are computed from them alone.
+const FAR: f32 = 256.0;
+
+/// Returns true if the rounding of a row's log-sum-exp would show in weights: they need what it leaves, too.
+#[inline]
+pub(crate) fn is_far(lse: f32) -> bool {
+    (FAR..f32::INFINITY).contains(&lse.abs())
 }
 
 /// δ of a row.
@@ -50,7 +62,20 @@ impl Delta {
     }
 }
 
-/// Turns final scores into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into gradients of scores. Both are 0
+/// Counts the scores of rows that are far from 0 from their references. Those near their reference stay exact: the difference of
+/// numbers within a factor of two is.
+pub(crate) fn subtract_references<S: Simd>(s: S, row_block: ScoreBlock<'_>, saved: &[SavedRow]) {
+    if saved[..row_block.rows].iter().all(|row| row.reference == 0.0) {
+        return;
+    }
+    row_block.replace(
+        s,
+        #[inline(always)]
+        |row, _, scores| s.sub(scores, s.splat(saved[row].reference)),
+    );
+}
+
+/// Turns final scores, counted from their references, into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into gradients of scores. Both are 0
 /// where hidden, and in whole panels from the first to the last key that some row sees. What rounding leaves of the sum of a row's
 /// gradients is taken out of them, where the block holds all the row's weight.
 pub(crate) fn softmax_backward<S: Simd>(
@@ -71,7 +96,7 @@ pub(crate) fn softmax_backward<S: Simd>(
                 s,
                 #[inline(always)]
                 |row, panels, scores| {
-                    let SavedRow { lse, d_lse, delta } = saved[row];
+                    let SavedRow { lse, d_lse, delta, .. } = saved[row];
                     let (lse, value) = (s.splat(lse), s.splat(delta.value));
                     // SAFETY: `gradients` has a stride for every row, as asserted; panels lie inside a row's stride.
                     let at = |panel: usize| unsafe {
@@ -114,17 +139,21 @@ pub(crate) fn softmax_backward<S: Simd>(
     )
 }
 
-/// Multiplies gradients of capped scores by the derivative of the softcap, 1 − (score / cap)²; `capped` holds the scores
-/// after the softcap. What is 0 stays 0.
-pub(crate) fn softcap_backward<S: Simd>(s: S, gradients: ScoreBlock<'_>, capped: &[f32], cap: f32) {
-    let (capped, over) = (capped.as_chunks::<SCORE_STRIDE>().0, 1.0 / cap);
+/// Multiplies gradients of capped scores by the derivative of the softcap; `raw` holds the scores before it. What is 0 stays 0.
+///
+/// The derivative at x = raw / cap is 1 − tanh² x, which cancels where tanh is near 1: 4u / (1 + u)² with u = exp(−2|x|) does not.
+pub(crate) fn softcap_backward<S: Simd>(s: S, gradients: ScoreBlock<'_>, raw: &[f32], cap: f32) {
+    let (raw, over) = (raw.as_chunks::<SCORE_STRIDE>().0, 1.0 / cap);
     gradients.replace(
         s,
         #[inline(always)]
         move |row, panel, gradient| {
-            let y = s.mul(lanes::load(s, &capped[row].as_chunks().0[panel]), s.splat(over));
-            let slope = s.sub(s.splat(1.0), s.mul(y, y));
-            s.select_eq(gradient, s.splat(0.0), s.splat(0.0), s.mul(gradient, slope))
+            let zero = s.splat(0.0);
+            let twice = s.mul(lanes::load(s, &raw[row].as_chunks().0[panel]), s.splat(2.0 * over));
+            let u = exp(s, s.sub(zero, s.max(twice, s.sub(zero, twice))));
+            let more = s.add(s.splat(1.0), u);
+            let slope = s.div(s.mul(s.splat(4.0), u), s.mul(more, more));
+            s.select_eq(gradient, zero, zero, s.mul(gradient, slope))
         },
     );
 }
