@@ -2,7 +2,7 @@
 //! refused.
 
 use crate::kv_support::{append_tokens, every_format, picked};
-use crate::support::{Rng, Tensor, assert_same_bits, execs};
+use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs};
 use sdpa::masks::{Documents, MaskError, PerSequence, Tree};
 use sdpa::{
     Alignment, Attention, AttnState, BackwardState, BlockClass, BlockPosition, BlockTable, CurrentPool, Error, Exec,

@@ -6,9 +6,8 @@ use crate::fuzzer::pieces::any_isa;
 use crate::fuzzer::rng::Rng;
 use sdpa::{Alignment, Attention, Exec, Explanation, Inputs, Machine, Outputs, Plan, Shape, View, ViewMut, Window};
 
-/// Largest size of a view, as a power of two. `Plan::explain` looks at each block of keys, whether or not a row sees it: 2⁴⁰ keys
-/// take hours. When it looks at those alone that rows see, so may cases: 45 is then as large as the address space lets it be.
-const LARGEST: u32 = 24;
+/// Largest size of a view, as a power of two: a call that looked at each block of so many keys would not end.
+const LARGEST: u32 = 45;
 /// Pairs of rows and keys up to which a call is run.
 const FEW: u128 = 1 << 16;
 const MACHINE: Machine = Machine { flops: 1e9, bytes: 1e8 };

@@ -3,7 +3,6 @@
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::{Place, Results};
 use crate::fuzzer::draw::{Home, SHARED};
-use crate::fuzzer::functions::{Functions, Score};
 use crate::fuzzer::kinds::attention::pool;
 use crate::fuzzer::oracle::Oracle;
 use crate::fuzzer::outs::{Outs, Wanted};
@@ -118,7 +117,7 @@ impl Pieces<'_> {
             let (stage, mods) = (Stage::new(rng, &some, Home::Tensors), self.case.piece_mods());
             let part = Pieces { case: &some, exec: self.exec };
             let state = part.state(&stage, mods.as_ref(), workspace);
-            let Some(mut state) = from_row(state, rows.start, self.case) else { return };
+            let mut state = state.rows_from(rows.start).expect("it has no keys");
             rng.cuts(keys).into_iter().for_each(|keys| part.take(rng, &mut state, keys));
             let mut outs = Outs::blank(rng, &some, wanted);
             workspace = state.finish(outs.outputs()).expect("good outputs");
@@ -192,12 +191,4 @@ impl Pieces<'_> {
         state.read(outs.outputs()).expect("good outputs");
         outs.take("a state")
     }
-}
-
-/// The state as one of the rows from `row` on, if it can say so to functions of rows.
-fn from_row<'s>(state: AttnState<'s>, row: usize, case: &Case) -> Option<AttnState<'s>> {
-    // Nothing names the first row of a state yet. What will, belongs here, in place of this condition.
-    let Functions { score, mask, .. } = case.functions;
-    let needs_it = mask.is_some() || matches!(score, Some(Score::Holes(_)));
-    (row == 0 || !needs_it).then_some(state)
 }
