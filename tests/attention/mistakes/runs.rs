@@ -39,7 +39,7 @@ fn native() -> String {
     for isa in Isa::available().filter(|isa| !isa.has_native_bf16()) {
         let (got, explained) = run(isa, Precision::Native);
         assert_eq!(got, run(isa, Precision::Exact).0, "{isa}");
-        let words = format!("nothing native: {isa} here does not multiply bfloat16 by itself");
+        let words = format!("{isa} has no fast bf16 dot product here; Native has no effect");
         assert!(explained.contains(&words), "{explained}");
     }
     ACCEPTED.to_owned()

@@ -283,7 +283,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// Returns the keys of [`Self::blocks_to_compute`], in two ranges.
     fn keys_to_compute(&self) -> [Range<usize>; 2] {
         let all = !self.call.visible.hides_keys() || self.key_positions().is_some() || self.outputs.wants_all_keys();
-        if all {
+        // Without rows keys are only prefetched.
+        if all || self.set.rows.is_empty() {
             return [0..0, 0..self.seq.kv_len];
         }
         let (first, last) = self.positions();

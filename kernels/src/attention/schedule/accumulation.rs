@@ -121,6 +121,6 @@ impl Call<'_> {
     /// Returns the numbers of the blocks that hold [`Self::visible_keys`].
     pub(crate) fn visible_blocks(&self, sequence: usize) -> Range<usize> {
         let keys = self.visible_keys(sequence);
-        keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
+        if keys.is_empty() { 0..0 } else { keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK) }
     }
 }

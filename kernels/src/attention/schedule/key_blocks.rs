@@ -117,6 +117,12 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
         let slot = Slot { heads: parts.units.heads, floats, head: unit.head };
         self.slots.choose_slot(entries.clone(), slot, &mut regions);
         let task = AttentionTask::reading(self.bound, set).followed_by(next);
+        if !task.holds(first) {
+            // Between first keys and a window. What is accumulated in order stays as it is.
+            let clear = if in_order { 0..0 } else { entries };
+            // SAFETY: the caller guarantees the entries, and that their parts are this worker's alone.
+            return clear.for_each(|entry| unsafe { parts.clear(Unit { entry, ..unit }) });
+        }
         if entries.len() == 1 {
             // Directly where the merge reads it.
             // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
