@@ -137,9 +137,20 @@ impl ScoreBlock<'_> {
 }
 
 /// Limit of |x| up to which tanh is computed as an odd polynomial; beyond, as (1 − e)/(1 + e) with e = exp(−2|x|).
-const TANH_SMALL: f32 = 0.625;
+pub(crate) const TANH_SMALL: f32 = 0.625;
 /// Coefficients of x³, x⁵ … x¹¹ of tanh on ±0.625 (Moshier's Cephes, `tanhf`; error below 1 ULP).
 const TANH: [f32; 5] = [-0.333_332_8, 0.133_314_42, -0.053_739_715, 0.020_639_09, -0.005_704_988_7];
+
+/// Returns tanh x, up to [`TANH_SMALL`].
+#[inline(always)]
+pub(crate) fn tanh_small<S: Simd>(s: S, x: S::V) -> S::V {
+    let z = s.mul(x, x);
+    let mut p = s.splat(TANH[4]);
+    for k in [TANH[3], TANH[2], TANH[1], TANH[0]] {
+        p = s.fma(p, z, s.splat(k));
+    }
+    s.fma(s.mul(p, z), x, x)
+}
 
 /// Replaces each score by `c·tanh(score / c)`.
 pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
@@ -149,14 +160,6 @@ pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
             let (c, over) = (s.splat(cap), s.splat(1.0 / cap));
             let zero = s.splat(0.0);
             let small = s.splat(TANH_SMALL);
-            let polynomial = |x: S::V| {
-                let z = s.mul(x, x);
-                let mut p = s.splat(TANH[4]);
-                for k in [TANH[3], TANH[2], TANH[1], TANH[0]] {
-                    p = s.fma(p, z, s.splat(k));
-                }
-                s.fma(s.mul(p, z), x, x)
-            };
             let size = |x: S::V| s.max(x, s.sub(zero, x));
             row_block.for_each_row(
                 s,
@@ -175,7 +178,7 @@ pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
                     for panel in panels {
                         // SAFETY: a panel of the row.
                         let x = s.mul(unsafe { s.load(at(panel)) }, over);
-                        let mut y = polynomial(x);
+                        let mut y = tanh_small(s, x);
                         if long {
                             let e = exp_m1(s, s.mul(size(x), s.splat(-2.0)));
                             let tanh = s.div(s.sub(zero, e), s.add(e, s.splat(2.0)));
