@@ -14,7 +14,7 @@
 
 use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::key_sums::all_keys;
-use crate::attention::steps::score_passes::{ScoreBlock, TANH_SMALL, tanh_small};
+use crate::attention::steps::score_passes::ScoreBlock;
 use crate::simd::exp::exp;
 use crate::simd::{LANES, Simd, lanes};
 
@@ -139,46 +139,17 @@ pub(crate) fn softmax_backward<S: Simd>(
     )
 }
 
-/// Multiplies gradients of capped scores by the derivative of the softcap; `raw` holds the scores before it. What is 0 stays 0.
-///
-/// The derivative at x = raw / cap is 1 − tanh² x. Where tanh is near 1 that cancels, but 4u / (1 + u)² with u = exp(−2|x|) does
-/// not. As in the softcap, a row without large x needs the short form alone, and each lane takes the form for its own size.
-pub(crate) fn softcap_backward<S: Simd>(s: S, mut gradients: ScoreBlock<'_>, raw: &[f32], cap: f32) {
-    s.vectorize(
+/// Multiplies gradients of capped scores by the derivatives of the softcap. What is 0 stays 0.
+pub(crate) fn softcap_backward<S: Simd>(s: S, gradients: ScoreBlock<'_>, slopes: &[f32]) {
+    let slopes = slopes.as_chunks::<SCORE_STRIDE>().0;
+    gradients.replace(
+        s,
         #[inline(always)]
-        move || {
-            let (raw, over) = (raw.as_chunks::<SCORE_STRIDE>().0, s.splat(1.0 / cap));
-            let (zero, one, small) = (s.splat(0.0), s.splat(1.0), s.splat(TANH_SMALL));
-            let size = |x: S::V| s.max(x, s.sub(zero, x));
-            gradients.for_each_row(
-                s,
-                #[inline(always)]
-                |row, panels, gradients| {
-                    let raw = raw[row].as_chunks().0;
-                    let x = |panel: usize| s.mul(lanes::load(s, &raw[panel]), over);
-                    let widest = panels.clone().fold(zero, |widest, panel| s.max(size(x(panel)), widest));
-                    let long = s.reduce_max(widest) > TANH_SMALL;
-                    for panel in panels {
-                        let x = x(panel);
-                        let y = tanh_small(s, x);
-                        let mut slope = s.sub(one, s.mul(y, y));
-                        if long {
-                            let u = exp(s, s.mul(size(x), s.splat(-2.0)));
-                            let more = s.add(one, u);
-                            let far = s.div(s.mul(s.splat(4.0), u), s.mul(more, more));
-                            slope = s.select_eq(s.max(size(x), small), small, slope, far);
-                        }
-                        // SAFETY: spans end inside a block, and a row of gradients holds one.
-                        unsafe {
-                            let at = gradients.add(panel * LANES);
-                            let gradient = s.load(at);
-                            s.store(at, s.select_eq(gradient, zero, zero, s.mul(gradient, slope)));
-                        }
-                    }
-                },
-            );
+        move |row, panel, gradient| {
+            let (zero, slope) = (s.splat(0.0), lanes::load(s, &slopes[row].as_chunks().0[panel]));
+            s.select_eq(gradient, zero, zero, s.mul(gradient, slope))
         },
-    )
+    );
 }
 
 /// Products of the elements of two rows.
