@@ -122,6 +122,8 @@ pub(crate) enum RowNumber {
     /// Log-sum-exp of the scores that are counted from the row's reference: of a row that is far from 0, what rounding leaves
     /// of the saved one.
     Lse,
+    /// Number that scores are counted from: the saved log-sum-exp of a row that is far from 0, otherwise 0.
+    Reference,
 }
 
 /// Memory of each row of the call: the gradient of its query, without the scale, in whole vectors; then [`RowNumber`]s.
@@ -181,7 +183,7 @@ pub struct BackwardScratch {
 /// Scratch of the scores, and room for copies of them: [`ScoreCopies`](crate::attention::blocks::key_block::ScoreCopies).
 pub(crate) struct ScoreScratch<'a> {
     pub(crate) scratch: &'a mut Scratch,
-    pub(crate) raw: &'a mut [f32],
+    pub(crate) slopes: &'a mut [f32],
     pub(crate) biased: &'a mut [f32],
 }
 
@@ -276,11 +278,12 @@ impl BackwardScratch {
         assert!(self.try_reserve(tiling, parameters), "no memory for a worker's scratch");
         let mut rest = self.own.floats_mut();
         let cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
-        let [gradients, raw, biased, values, keys, q, d_out, out, k, v, all_k, all_v] = Self::lengths(tiling).map(cut);
+        let [gradients, slopes, biased, values, keys, q, d_out, out, k, v, all_k, all_v] =
+            Self::lengths(tiling).map(cut);
         let (head, total) = (KeyGradients { k, v }, KeyGradients { k: all_k, v: all_v });
         let parameters = &mut self.parameters[..parameters];
         (
-            ScoreScratch { scratch: &mut self.scores, raw, biased },
+            ScoreScratch { scratch: &mut self.scores, slopes, biased },
             Own { gradients, values, keys, q, d_out, out, chain: Chain::OfBlock, head, total, parameters },
         )
     }

@@ -4,7 +4,6 @@
 use crate::attention::backward::call::BiasColumns;
 use crate::attention::backward::memory::{RowNumber, locked};
 use crate::attention::backward::pass::BackwardPass;
-use crate::attention::backward::row_block::reference;
 use crate::elementary::exp;
 use crate::simd::quiet;
 
@@ -22,13 +21,13 @@ impl BackwardPass<'_> {
             let logit = self.checked.call().options.sinks.map(|sinks| f64::from(sinks[head]));
             let (mut sink, mut slope) = (0.0, 0.0);
             for at in self.rows_of_head(head) {
-                let [delta, distance, lse] = self.numbers(at, [RowNumber::Delta, RowNumber::Distance, RowNumber::Lse]);
+                const NUMBERS: [RowNumber; 4] =
+                    [RowNumber::Delta, RowNumber::Distance, RowNumber::Reference, RowNumber::Lse];
+                let [delta, distance, reference, lse] = self.numbers(at, NUMBERS);
                 slope -= distance;
-                let [b, h, l] = at.index;
-                let saved = self.saved.lse.get([b, h, l, 0]).copied().unwrap_or(f32::NAN);
                 // The sink's weight is what the keys leave of 1; its value is 0.
-                sink -= match logit.map(|logit| logit - f64::from(reference(saved)) - lse) {
-                    Some(logit) if saved != f32::NEG_INFINITY => exp(logit) * delta,
+                sink -= match logit.map(|logit| logit - reference - lse) {
+                    Some(logit) if lse != f64::NEG_INFINITY => exp(logit) * delta,
                     _ => 0.0,
                 };
             }

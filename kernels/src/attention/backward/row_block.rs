@@ -42,9 +42,9 @@ impl<S: Simd> Column<'_, S> {
         let (mut kept, saved) = ([SavedRow::default(); MAX_ROW_BLOCK], &self.pass.saved);
         // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
         for (row, (_, numbers)) in task.rows(0..rows_of(task)).zip(unsafe { self.each_row(task) }) {
-            const NUMBERS: [RowNumber; 3] = [RowNumber::Lse, RowNumber::Delta, RowNumber::DeltaRounding];
-            let ([lse, value, rounding], reference) =
-                (NUMBERS.map(|n| numbers[n as usize]), reference(task.of_row(&saved.lse, row)));
+            let of = |number| numbers[number as usize];
+            let (reference, lse) = (of(RowNumber::Reference), of(RowNumber::Lse));
+            let (value, rounding) = (of(RowNumber::Delta), of(RowNumber::DeltaRounding));
             let d_lse = task.d_lse(saved, row);
             kept[row.n] = SavedRow { reference, lse, d_lse, delta: Delta { value, rounding } };
         }
@@ -84,11 +84,11 @@ impl<S: Simd> Column<'_, S> {
             numbers[RowNumber::Delta as usize] = delta.value;
             numbers[RowNumber::DeltaRounding as usize] = delta.rounding;
             numbers[RowNumber::Begun as usize] = 1.0;
-            let rest = lse.get([row.q_batch, row.head, row.at, 1]).copied();
-            numbers[RowNumber::Lse as usize] = match task.of_row(lse, row) {
-                lse if is_far(lse) => rest.unwrap_or(summed),
-                lse => lse,
-            };
+            let saved = task.of_row(lse, row);
+            let rest = || lse.get([row.q_batch, row.head, row.at, 1]).copied().unwrap_or(summed);
+            let [reference, lse] = if is_far(saved) { [saved, rest()] } else { [0.0, saved] };
+            numbers[RowNumber::Reference as usize] = reference;
+            numbers[RowNumber::Lse as usize] = lse;
         }
     }
 
@@ -174,11 +174,6 @@ impl<S: Simd> Column<'_, S> {
             }
         }
     }
-}
-
-/// Returns the number that the scores of a row with this log-sum-exp are counted from.
-pub(crate) fn reference(lse: f32) -> f32 {
-    if is_far(lse) { lse } else { 0.0 }
 }
 
 /// Returns the number of the row block's rows.

@@ -31,7 +31,7 @@ const ONES: [f32; MAX_ROW_BLOCK] = [1.0; MAX_ROW_BLOCK];
 /// Scores of a row block against the column's keys, which become weights, and the rows they belong to.
 struct TileScores<'b> {
     scores: &'b mut [f32],
-    /// Scores before the softcap, and before the caller's function, if there is one.
+    /// Derivatives of the softcap, and scores before the caller's function, if there is one.
     copies: ScoreCopies<'b>,
     /// Weights that dropout keeps, if the call drops any.
     dropout: Option<Kept>,
@@ -102,7 +102,7 @@ impl<S: Simd> Column<'_, S> {
         // SAFETY: the row block's turn has come, so its memory is this worker's.
         block.prefetch = unsafe { self.prefetch(task, number, turn) };
         block.copies = ScoreCopies {
-            raw: task.call.options.softcap.is_some().then_some(&mut *scores.raw),
+            slopes: task.call.options.softcap.is_some().then_some(&mut *scores.slopes),
             biased: task.given.score.then_some(&mut *scores.biased),
         };
         let seen = block.compute_scores(0..task.set.rows.len());
@@ -229,8 +229,8 @@ impl<S: Simd> Column<'_, S> {
         if in_parts || self.pass.gradients.v.is_some() {
             add(tile.scores, tile.d_out.evenly(), task.tiling.value_dim, sums.v);
         }
-        if let (Some(cap), Some(raw)) = (task.call.options.softcap, &tile.copies.raw) {
-            softmax_backward::softcap_backward(task.s, ScoreBlock { scores: gradients, spans, rows }, raw, cap);
+        if let Some(slopes) = &tile.copies.slopes {
+            softmax_backward::softcap_backward(task.s, ScoreBlock { scores: gradients, spans, rows }, slopes);
         }
         if in_parts || self.pass.gradients.k.is_some() {
             add(gradients, tile.q.evenly(), task.tiling.head_dim, sums.k);

@@ -51,11 +51,11 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
     tables: PhantomData<&'b mut [Table; 2]>,
 }
 
-/// Memory for copies of the scores before they are final, each `[row][SCORE_STRIDE]`.
+/// Memory for what the backward pass needs of scores before they are final, each `[row][SCORE_STRIDE]`.
 #[derive(Default)]
 pub(crate) struct ScoreCopies<'b> {
-    /// Scores before the softcap.
-    pub(crate) raw: Option<&'b mut [f32]>,
+    /// Derivatives of the softcap.
+    pub(crate) slopes: Option<&'b mut [f32]>,
     /// Scores after bias and ALiBi, before the caller's score function.
     pub(crate) biased: Option<&'b mut [f32]>,
 }

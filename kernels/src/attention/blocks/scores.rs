@@ -55,8 +55,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         self.compute_qk(row_block.clone(), bias);
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {
-            copy_scores(&mut self.copies.raw, self.regions.scores, rows);
-            score_passes::softcap(self.task.s, self.scores(rows), cap);
+            let block = ScoreBlock { scores: self.regions.scores, spans: self.spans, rows };
+            score_passes::softcap(self.task.s, block, cap, self.copies.slopes.as_deref_mut());
         }
         self.write_scores(Point::Softcapped, row_block.clone());
         if let Some(columns) = bias {

@@ -141,29 +141,36 @@ const TANH_SMALL: f32 = 0.625;
 /// Coefficients of x³, x⁵ … x¹¹ of tanh on ±0.625 (Moshier's Cephes, `tanhf`; error below 1 ULP).
 const TANH: [f32; 5] = [-0.333_332_8, 0.133_314_42, -0.053_739_715, 0.020_639_09, -0.005_704_988_7];
 
-/// Replaces each score by `c·tanh(score / c)`.
-pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
+/// Returns tanh x, up to [`TANH_SMALL`].
+#[inline(always)]
+fn tanh_small<S: Simd>(s: S, x: S::V) -> S::V {
+    let z = s.mul(x, x);
+    let mut p = s.splat(TANH[4]);
+    for k in [TANH[3], TANH[2], TANH[1], TANH[0]] {
+        p = s.fma(p, z, s.splat(k));
+    }
+    s.fma(s.mul(p, z), x, x)
+}
+
+/// Replaces each score by `c·tanh(score / c)`, and writes the derivatives to `slopes`, `[row][SCORE_STRIDE]`, if they are wanted.
+///
+/// The derivative at x = score / c is 1 − tanh² x. Where tanh is near 1 that cancels, but 4u / (1 + u)² with u = exp(−2|x|) does
+/// not.
+pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32, mut slopes: Option<&mut [f32]>) {
     s.vectorize(
         #[inline(always)]
         move || {
             let (c, over) = (s.splat(cap), s.splat(1.0 / cap));
-            let zero = s.splat(0.0);
+            let (zero, one) = (s.splat(0.0), s.splat(1.0));
             let small = s.splat(TANH_SMALL);
-            let polynomial = |x: S::V| {
-                let z = s.mul(x, x);
-                let mut p = s.splat(TANH[4]);
-                for k in [TANH[3], TANH[2], TANH[1], TANH[0]] {
-                    p = s.fma(p, z, s.splat(k));
-                }
-                s.fma(s.mul(p, z), x, x)
-            };
             let size = |x: S::V| s.max(x, s.sub(zero, x));
             row_block.for_each_row(
                 s,
                 #[inline(always)]
-                |_, panels, scores| {
+                |row, panels, scores| {
                     // SAFETY: panels lie inside the row.
                     let at = |panel: usize| unsafe { scores.add(panel * LANES) };
+                    let mut slopes = slopes.as_mut().map(|slopes| &mut slopes.as_chunks_mut::<SCORE_STRIDE>().0[row]);
                     // Scores are usually far below the cap: one test per row finds out if the long form is needed. If it is,
                     // each lane still takes the form for its own size, so the bits do not depend on the test.
                     let mut widest = zero;
@@ -175,7 +182,7 @@ pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
                     for panel in panels {
                         // SAFETY: a panel of the row.
                         let x = s.mul(unsafe { s.load(at(panel)) }, over);
-                        let mut y = polynomial(x);
+                        let mut y = tanh_small(s, x);
                         if long {
                             let e = exp_m1(s, s.mul(size(x), s.splat(-2.0)));
                             let tanh = s.div(s.sub(zero, e), s.add(e, s.splat(2.0)));
@@ -184,6 +191,16 @@ pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
                         }
                         // SAFETY: a panel of the row.
                         unsafe { s.store(at(panel), s.mul(y, c)) };
+                        if let Some(slopes) = &mut slopes {
+                            let mut slope = s.sub(one, s.mul(y, y));
+                            if long {
+                                let u = exp(s, s.mul(size(x), s.splat(-2.0)));
+                                let more = s.add(one, u);
+                                let far = s.div(s.mul(s.splat(4.0), u), s.mul(more, more));
+                                slope = s.select_eq(s.max(size(x), small), small, slope, far);
+                            }
+                            lanes::store(s, &mut slopes.as_chunks_mut().0[panel], slope);
+                        }
                     }
                 },
             );

@@ -139,20 +139,14 @@ pub(crate) fn softmax_backward<S: Simd>(
     )
 }
 
-/// Multiplies gradients of capped scores by the derivative of the softcap; `raw` holds the scores before it. What is 0 stays 0.
-///
-/// The derivative at x = raw / cap is 1 − tanh² x, which cancels where tanh is near 1: 4u / (1 + u)² with u = exp(−2|x|) does not.
-pub(crate) fn softcap_backward<S: Simd>(s: S, gradients: ScoreBlock<'_>, raw: &[f32], cap: f32) {
-    let (raw, over) = (raw.as_chunks::<SCORE_STRIDE>().0, 1.0 / cap);
+/// Multiplies gradients of capped scores by the derivatives of the softcap. What is 0 stays 0.
+pub(crate) fn softcap_backward<S: Simd>(s: S, gradients: ScoreBlock<'_>, slopes: &[f32]) {
+    let slopes = slopes.as_chunks::<SCORE_STRIDE>().0;
     gradients.replace(
         s,
         #[inline(always)]
         move |row, panel, gradient| {
-            let zero = s.splat(0.0);
-            let twice = s.mul(lanes::load(s, &raw[row].as_chunks().0[panel]), s.splat(2.0 * over));
-            let u = exp(s, s.sub(zero, s.max(twice, s.sub(zero, twice))));
-            let more = s.add(s.splat(1.0), u);
-            let slope = s.div(s.mul(s.splat(4.0), u), s.mul(more, more));
+            let (zero, slope) = (s.splat(0.0), lanes::load(s, &slopes[row].as_chunks().0[panel]));
             s.select_eq(gradient, zero, zero, s.mul(gradient, slope))
         },
     );
