@@ -63,7 +63,7 @@ impl Huge {
         match rng.below(8) {
             // Rows without keys, and keys without rows.
             0 => (q_len, kv_len) = (rng.pick(&[1, 100, 500]), 0),
-            1 => (batch, q_len) = (size(rng) >> 8, 0),
+            1 => (batch, q_len, kv_len) = (size(rng) >> 29, 0, kv_len >> 8),
             _ => {}
         }
         let (head_dim, value_dim) = (rng.pick(&[1, 16, 64]), rng.pick(&[1, 16, 33]));

@@ -55,7 +55,9 @@ fn backward(rng: &mut Rng) {
     let saved = Saved::new(view(out), view(lse), view(d_out));
     let state = BackwardState::new(attention, Inputs::new(view(q), view(k), view(v)), saved, Exec::serial());
     let heads = q[1] == k[1] || k[1] > 0 && q[1].is_multiple_of(k[1]);
-    let results = out == [q[0], q[1], q[2], v[3]] && d_out == out && lse == [q[0], q[1], q[2], 1];
+    // A second column has what the rounding of the first leaves.
+    let numbers = [1, 2].map(|columns| [q[0], q[1], q[2], columns]);
+    let results = out == [q[0], q[1], q[2], v[3]] && d_out == out && numbers.contains(&lse);
     let fits =
         k == [q[0], k[1], k[2], q[3]] && v == [q[0], k[1], k[2], v[3]] && heads && q[3] > 0 && v[3] > 0 && results;
     assert_eq!(state.is_ok(), fits, "{what}: {:?}", state.err());
@@ -68,7 +70,12 @@ fn backward(rng: &mut Rng) {
         let [of_k, of_v] = spoiled(rng, [[b, h, n, d], [b, h, n, dv]]);
         let shape =
             KeyGradientShape { batch: of_k[0], heads: of_k[1], keys: of_k[2], head_dim: of_k[3], value_dim: of_v[3] };
-        let mut sums = KeyGradientSums::new(shape).expect("small");
+        let sums = KeyGradientSums::new(shape);
+        if of_k[3] == 0 || of_v[3] == 0 {
+            assert!(matches!(sums, Err(Error::Empty { .. })), "{shape:?}: {sums:?}");
+            continue;
+        }
+        let mut sums = sums.expect("small");
         let (before, len) = (bits(&sums), state.len());
         let m = k[2];
         let fits = k == [b, g, m, d] && v == [b, g, m, dv] && (whole || m == 0);
@@ -113,7 +120,11 @@ fn key_gradients(rng: &mut Rng) {
     let [b, g, n, d, dv] = [(); 5].map(|()| rng.below(4));
     let h = g * rng.below(3);
     let shape = KeyGradientShape { batch: b, heads: h, keys: n, head_dim: d, value_dim: dv };
-    let mut sums = KeyGradientSums::new(shape).expect("small");
+    let sums = KeyGradientSums::new(shape);
+    if d == 0 || dv == 0 {
+        return assert!(matches!(sums, Err(Error::Empty { .. })), "{shape:?}: {sums:?}");
+    }
+    let mut sums = sums.expect("small");
     sums.as_mut_slice().fill(1.0);
     let keys = rng.below(5)..rng.below(5);
     let some = sums.keys(keys.clone());
@@ -153,10 +164,10 @@ fn needs(rng: &mut Rng) {
     let (late, ends) = (Attention::new().align(Alignment::BottomRight), [[0, l], [0, n]]);
     let own = vec![0i32; l];
     let own: Vec<&[i32]> = vec![&own; b];
-    let dropped = Attention::new().dropout(0.5, 1, 2);
+    let dropped = BlockStates::new().compute(&Attention::new().dropout(0.5, 1, 2), plain, 0, Exec::serial());
+    assert!(matches!(dropped, Err(Error::Needs { .. })), "{dropped:?}");
     let cases = [
         (late, plain),
-        (dropped, plain),
         (
             Attention::new(),
             Inputs::new(view([1, h, l, 2]), view([1, h, n, 2]), view([1, h, n, 2])).ragged(&ends[0], &ends[1]),
@@ -171,9 +182,9 @@ fn needs(rng: &mut Rng) {
         AttnState::from_inputs(attention, inputs, Exec::serial()).err(),
         BackwardState::new(attention, inputs, saved, Exec::serial()).err(),
         // Ragged rows fit states of blocks.
-        if case == 2 { None } else { BlockStates::new().compute(&attention, inputs, 0, Exec::serial()).err() },
+        if case == 1 { None } else { BlockStates::new().compute(&attention, inputs, 0, Exec::serial()).err() },
     ];
-    for (n, refused) in refused.into_iter().enumerate().filter(|(n, _)| *n < 2 || case != 2) {
+    for (n, refused) in refused.into_iter().enumerate().filter(|(n, _)| *n < 2 || case != 1) {
         assert!(matches!(refused, Some(Error::Needs { .. })), "case {case}, state {n}: {refused:?}");
     }
     let heavy = Mods::new().weight(|w: f32, _: Position| w);
