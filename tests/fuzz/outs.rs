@@ -68,6 +68,13 @@ impl Outs {
         Self { dtype: wanted.out, out, lse, points, mass }
     }
 
+    /// Asks for log-sum-exps with a second column, of what their rounding leaves.
+    pub(crate) fn with_rests(self, rng: &mut Rng, case: &Case) -> Self {
+        let [b, h, l, _] = case.q.shape;
+        let layout = Layout::draw(rng, [b, h, l, 2]);
+        Self { lse: Some(Placed::blank(rng, layout)), ..self }
+    }
+
     pub(crate) fn outputs(&mut self) -> Outputs<'_> {
         let Self { out, lse, points, mass, .. } = self;
         let mut outputs = Outputs::new(out.view_mut());
