@@ -17,7 +17,8 @@ use sdpa_kernels::{
 };
 
 /// What rows far from 0 need: a call over all keys sums their exponentials once more, a state has not seen all keys.
-const RESTS: &str = "a second column (Outputs::lse) for rows beyond ±256, whose f32 alone is too coarse: a state cannot sum their keys first";
+const RESTS: &str = "a second column (Outputs::lse) for rows beyond ±256, whose f32 alone is too coarse: a state cannot sum \
+                     their keys first";
 
 /// Backward pass of query rows whose keys arrive in parts: push the keys in order, then write the gradients of the rows.
 ///

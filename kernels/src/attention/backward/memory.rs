@@ -183,7 +183,7 @@ pub struct BackwardScratch {
 /// Scratch of the scores, and room for copies of them: [`ScoreCopies`](crate::attention::blocks::key_block::ScoreCopies).
 pub(crate) struct ScoreScratch<'a> {
     pub(crate) scratch: &'a mut Scratch,
-    pub(crate) slopes: &'a mut [f32],
+    pub(crate) derivatives: &'a mut [f32],
     pub(crate) biased: &'a mut [f32],
 }
 
@@ -278,12 +278,12 @@ impl BackwardScratch {
         assert!(self.try_reserve(tiling, parameters), "no memory for a worker's scratch");
         let mut rest = self.own.floats_mut();
         let cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
-        let [gradients, slopes, biased, values, keys, q, d_out, out, k, v, all_k, all_v] =
+        let [gradients, derivatives, biased, values, keys, q, d_out, out, k, v, all_k, all_v] =
             Self::lengths(tiling).map(cut);
         let (head, total) = (KeyGradients { k, v }, KeyGradients { k: all_k, v: all_v });
         let parameters = &mut self.parameters[..parameters];
         (
-            ScoreScratch { scratch: &mut self.scores, slopes, biased },
+            ScoreScratch { scratch: &mut self.scores, derivatives, biased },
             Own { gradients, values, keys, q, d_out, out, chain: Chain::OfBlock, head, total, parameters },
         )
     }

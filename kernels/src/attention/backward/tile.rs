@@ -102,7 +102,7 @@ impl<S: Simd> Column<'_, S> {
         // SAFETY: the row block's turn has come, so its memory is this worker's.
         block.prefetch = unsafe { self.prefetch(task, number, turn) };
         block.copies = ScoreCopies {
-            slopes: task.call.options.softcap.is_some().then_some(&mut *scores.slopes),
+            derivatives: task.call.options.softcap.is_some().then_some(&mut *scores.derivatives),
             biased: task.given.score.then_some(&mut *scores.biased),
         };
         let seen = block.compute_scores(0..task.set.rows.len());
@@ -229,8 +229,8 @@ impl<S: Simd> Column<'_, S> {
         if in_parts || self.pass.gradients.v.is_some() {
             add(tile.scores, tile.d_out.evenly(), task.tiling.value_dim, sums.v);
         }
-        if let Some(slopes) = &tile.copies.slopes {
-            softmax_backward::softcap_backward(task.s, ScoreBlock { scores: gradients, spans, rows }, slopes);
+        if let Some(derivatives) = &tile.copies.derivatives {
+            softmax_backward::softcap_backward(task.s, ScoreBlock { scores: gradients, spans, rows }, derivatives);
         }
         if in_parts || self.pass.gradients.k.is_some() {
             add(gradients, tile.q.evenly(), task.tiling.head_dim, sums.k);

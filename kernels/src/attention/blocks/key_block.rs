@@ -55,7 +55,7 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
 #[derive(Default)]
 pub(crate) struct ScoreCopies<'b> {
     /// Derivatives of the softcap.
-    pub(crate) slopes: Option<&'b mut [f32]>,
+    pub(crate) derivatives: Option<&'b mut [f32]>,
     /// Scores after bias and ALiBi, before the caller's score function.
     pub(crate) biased: Option<&'b mut [f32]>,
 }

@@ -56,7 +56,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {
             let block = ScoreBlock { scores: self.regions.scores, spans: self.spans, rows };
-            score_passes::softcap(self.task.s, block, cap, self.copies.slopes.as_deref_mut());
+            score_passes::softcap(self.task.s, block, cap, self.copies.derivatives.as_deref_mut());
         }
         self.write_scores(Point::Softcapped, row_block.clone());
         if let Some(columns) = bias {

@@ -152,11 +152,11 @@ fn tanh_small<S: Simd>(s: S, x: S::V) -> S::V {
     s.fma(s.mul(p, z), x, x)
 }
 
-/// Replaces each score by `c·tanh(score / c)`, and writes the derivatives to `slopes`, `[row][SCORE_STRIDE]`, if they are wanted.
+/// Replaces each score by `c·tanh(score / c)`, and writes `derivatives`, `[row][SCORE_STRIDE]`, if they are wanted.
 ///
 /// The derivative at x = score / c is 1 − tanh² x. Where tanh is near 1 that cancels, but 4u / (1 + u)² with u = exp(−2|x|) does
 /// not.
-pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32, mut slopes: Option<&mut [f32]>) {
+pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32, mut derivatives: Option<&mut [f32]>) {
     s.vectorize(
         #[inline(always)]
         move || {
@@ -170,7 +170,8 @@ pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32, mu
                 |row, panels, scores| {
                     // SAFETY: panels lie inside the row.
                     let at = |panel: usize| unsafe { scores.add(panel * LANES) };
-                    let mut slopes = slopes.as_mut().map(|slopes| &mut slopes.as_chunks_mut::<SCORE_STRIDE>().0[row]);
+                    let mut derivatives =
+                        derivatives.as_mut().map(|derivatives| &mut derivatives.as_chunks_mut::<SCORE_STRIDE>().0[row]);
                     // Scores are usually far below the cap: one test per row finds out if the long form is needed. If it is,
                     // each lane still takes the form for its own size, so the bits do not depend on the test.
                     let mut widest = zero;
@@ -191,15 +192,15 @@ pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32, mu
                         }
                         // SAFETY: a panel of the row.
                         unsafe { s.store(at(panel), s.mul(y, c)) };
-                        if let Some(slopes) = &mut slopes {
-                            let mut slope = s.sub(one, s.mul(y, y));
+                        if let Some(derivatives) = &mut derivatives {
+                            let mut derivative = s.sub(one, s.mul(y, y));
                             if long {
                                 let u = exp(s, s.mul(size(x), s.splat(-2.0)));
                                 let more = s.add(one, u);
                                 let far = s.div(s.mul(s.splat(4.0), u), s.mul(more, more));
-                                slope = s.select_eq(s.max(size(x), small), small, slope, far);
+                                derivative = s.select_eq(s.max(size(x), small), small, derivative, far);
                             }
-                            lanes::store(s, &mut slopes.as_chunks_mut().0[panel], slope);
+                            lanes::store(s, &mut derivatives.as_chunks_mut().0[panel], derivative);
                         }
                     }
                 },

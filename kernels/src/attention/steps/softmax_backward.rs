@@ -75,8 +75,8 @@ pub(crate) fn subtract_references<S: Simd>(s: S, row_block: ScoreBlock<'_>, save
     );
 }
 
-/// Turns final scores, counted from their references, into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into gradients of scores. Both are 0
-/// where hidden, and in whole panels from the first to the last key that some row sees. What rounding leaves of the sum of a row's
+/// Turns final scores, counted from their references, into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into
+/// gradients of scores. Both are 0 where hidden, and in whole panels from the first to the last key that some row sees. What rounding leaves of the sum of a row's
 /// gradients is taken out of them, where the block holds all the row's weight.
 pub(crate) fn softmax_backward<S: Simd>(
     s: S,
@@ -140,14 +140,14 @@ pub(crate) fn softmax_backward<S: Simd>(
 }
 
 /// Multiplies gradients of capped scores by the derivatives of the softcap. What is 0 stays 0.
-pub(crate) fn softcap_backward<S: Simd>(s: S, gradients: ScoreBlock<'_>, slopes: &[f32]) {
-    let slopes = slopes.as_chunks::<SCORE_STRIDE>().0;
+pub(crate) fn softcap_backward<S: Simd>(s: S, gradients: ScoreBlock<'_>, derivatives: &[f32]) {
+    let derivatives = derivatives.as_chunks::<SCORE_STRIDE>().0;
     gradients.replace(
         s,
         #[inline(always)]
         move |row, panel, gradient| {
-            let (zero, slope) = (s.splat(0.0), lanes::load(s, &slopes[row].as_chunks().0[panel]));
-            s.select_eq(gradient, zero, zero, s.mul(gradient, slope))
+            let (zero, derivative) = (s.splat(0.0), lanes::load(s, &derivatives[row].as_chunks().0[panel]));
+            s.select_eq(gradient, zero, zero, s.mul(gradient, derivative))
         },
     );
 }
