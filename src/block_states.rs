@@ -250,7 +250,9 @@ impl RowStates {
         let mut copy = self.clone();
         let [max, sum, out] = copy.parts_mut();
         let step = width(value_dim) as isize;
-        let strides = [(h * rows) as isize * step, rows as isize * step, step, 1];
+        // Without sequences the other sizes may be any numbers, and strides do not matter.
+        let of_head = (rows as isize).wrapping_mul(step);
+        let strides = [(h as isize).wrapping_mul(of_head), of_head, step, 1];
         let state = State {
             max: ViewMut::bhl(max, [b, h, rows])?,
             sum: ViewMut::bhl(sum, [b, h, rows])?,

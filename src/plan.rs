@@ -1,6 +1,7 @@
 //! Plans: how a problem is divided into tasks. Plain data, made from sizes alone, printable.
 
 pub(crate) mod balance;
+pub(crate) mod call_time;
 pub(crate) mod explain;
 pub(crate) mod problem;
 pub(crate) mod run;

@@ -59,6 +59,7 @@ pub use attention::schedule::split_sequences::{SplitRows, Then};
 pub use elementary::{cos, pow, sin};
 pub use kv::block_table::{BlockTable, PageError};
 pub use kv::cache::{Cache, CacheFormat, NewTokens, PackedPool, Sliding, SpareBlocks, TokenPart};
+pub use kv::key_block::FAR_ROWS;
 pub use kv::pages::Pages;
 pub use kv::source::KeyValues;
 pub use machine::{OPT_LEVEL, peak_flops, read_bandwidth};

@@ -4,13 +4,15 @@ use crate::attention::no_scratch;
 use crate::backward::functions;
 use crate::backward::problem::BackwardProblem;
 use crate::error::Error;
+use crate::plan::call_time::{self, CallTime};
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use crate::threads::run::{NO_MODS, Run};
 use crate::threads::workers::{self, reserved};
 use crate::threads::workspace::Workspace;
 use sdpa_kernels::{
-    BackwardLaunch, BackwardMemory, BackwardScratch, Call, Isa, KEY_BLOCK, MaskMod, ScoreMod, Stage, Tiling, WeightMod,
+    BackwardLaunch, BackwardMemory, BackwardScratch, Call, Isa, KEY_BLOCK, MaskMod, Outputs, ScoreMod, Stage, Tiling,
+    WeightMod,
 };
 
 /// Work of one worker on a launch.
@@ -46,7 +48,8 @@ impl BackwardPlan {
         let heads = shape.batch.saturating_mul(shape.kv_heads);
         let tasks = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK).max(1));
         // Five products of matrices where the forward pass has two.
-        let workers = exec.workers(2.5 * shape.flops()).min(tasks.max(1));
+        let time = CallTime { call: &problem.call, outputs: &Outputs::NONE, shape };
+        let workers = call_time::workers(exec, 2.5, &time).min(tasks.max(1));
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, exec.isa.tile().0);
         Self { shape, isa: exec.isa, threads: exec.threads, workers, tasks, tiling }
     }

@@ -4,7 +4,9 @@ use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use core::fmt;
 use core::ops::Range;
-use sdpa_kernels::{Call, Isa, KEY_BLOCK, OPT_LEVEL, Precision, Sequence, peak_flops, read_bandwidth};
+use sdpa_kernels::{
+    Call, FAR_ROWS, Isa, KEY_BLOCK, MEMORY_BOUND_ROWS, OPT_LEVEL, Precision, Sequence, peak_flops, read_bandwidth,
+};
 
 /// Peak rates of a machine: the two numbers of the roofline model.
 ///
@@ -125,6 +127,9 @@ impl Plan {
             let whole = problem.shape.value_dim.is_multiple_of(16);
             note(v.strides()[3] != 1, "values are copied: their elements are not contiguous");
             note(v.strides()[3] == 1 && !whole, "values are copied: value_dim is not a multiple of 16");
+            let far = v.strides()[2].unsigned_abs().saturating_mul(v.dtype().bytes()) >= FAR_ROWS;
+            let many = problem.longest_rows() > MEMORY_BOUND_ROWS && self.tiling.task_rows() > MEMORY_BOUND_ROWS;
+            note(v.strides()[3] == 1 && whole && far && many, "values are copied: their rows are 4 KiB or more apart");
         }
         if call.precision == Precision::Native {
             let isa = self.isa;
@@ -136,13 +141,20 @@ impl Plan {
             self.tiling.pack_keys() < KEY_BLOCK,
             "head_dim is large: keys are packed in parts, again for every row block",
         );
+        let sides = call.visible.window.map_or([None; 2], |window| window.sides());
+        let narrow = matches!(sides, [Some(left), Some(right)] if left.saturating_add(right) < 2 * KEY_BLOCK);
+        note(
+            narrow,
+            "the window is narrow: each tile of rows sees parts of one or two key blocks, so that packing, softmax and \
+             outputs take a larger share of the time than in whole rows",
+        );
         note(
             call.options.mask.is_some(),
             "the mask is read tile by tile; what it hides wholly is skipped, uncounted here",
         );
         note(call.options.bias.is_some(), "the bias is read tile by tile and skips nothing");
         note(problem.outputs.points.iter().any(Option::is_some), "scores are written out, so nothing is skipped");
-        note(problem.outputs.key_weight_sums.is_some(), "key weight sums takes two more QKᵀ, uncounted here");
+        note(problem.outputs.key_weight_sums.is_some(), "key weight sums take two more QKᵀ, uncounted here");
         note(self.workers == 1, "one thread: more were not offered, or would not pay");
         notes.extend(slow_build(OPT_LEVEL));
         notes

@@ -4,8 +4,8 @@ use crate::kv_support::{append_part, cache_of, empty_cache, same_full};
 use crate::options::{Case, Wanted};
 use crate::support::{Rng, execs, held};
 use sdpa::{
-    Alignment, Attention, Bf16, Dtype, Exec, Inputs, KvCache, KvShape, Outputs, Plan, Problem, Shape, View, ViewMut,
-    Window,
+    Alignment, Attention, BackwardPlan, Bf16, Dtype, Exec, Gradients, Inputs, KvCache, KvShape, Outputs, Plan, Problem,
+    Saved, Shape, View, ViewMut, Window,
 };
 use std::num::NonZeroUsize;
 
@@ -247,6 +247,29 @@ fn small_calls_are_divided_by_the_time_they_take() {
         [(6, 651), (6, 652), (12, 325), (12, 326)].map(|(n, keys)| workers(last, shared(n, keys), D)),
         [1, 2, 1, 2]
     );
+}
+
+/// The backward pass takes two and a half times as long as the forward pass, of ragged sequences by their own lengths.
+#[test]
+fn backward_calls_are_divided_by_the_time_they_take() {
+    const D: usize = 64;
+    let row = [0.5f32; D];
+    let view = |rows, columns| View::from_strides(&row, 0, [1, 8, rows, columns], [0, 0, 0, 1]).unwrap();
+    let workers = |attention: &Attention, inputs: Inputs<'_>, rows| {
+        let saved = Saved::new(view(rows, D), view(rows, 1), view(rows, D));
+        let problem = attention.backward(inputs, saved, Gradients::new()).unwrap();
+        BackwardPlan::new(&problem, Exec::serial().threads(4)).workers()
+    };
+    let plain = Attention::new();
+    let inputs = |rows, keys| Inputs::new(view(rows, D), view(keys, D), view(keys, D));
+    // Two rows take the time of reading.
+    assert_eq!([260, 261].map(|keys| workers(&plain, inputs(2, keys), 2)), [1, 2]);
+    let window = plain.align(Alignment::BottomRight).window(Window::inclusive(Some(200), Some(0)));
+    assert_eq!(workers(&window, inputs(2, 10_000), 2), 1);
+    // One sequence of 600 rows beside 100 of one row, each with one key: not the longest for each.
+    let ends: Vec<usize> = core::iter::once(0).chain(600..=700).collect();
+    let keys: Vec<usize> = (0..=101).collect();
+    assert_eq!(workers(&plain, inputs(700, 101).ragged(&ends, &keys), 700), 1);
 }
 
 /// Sequences of a cache count by their own lengths, and only those that the call names, or that have rows.

@@ -219,3 +219,16 @@ fn ragged_sequences_cut_anywhere_have_the_bits_of_one_call() {
         }
     }
 }
+
+/// Without sequences, heads or rows, the other sizes may be any numbers: nothing is written.
+#[test]
+fn states_of_nothing_may_have_any_other_sizes() {
+    let most = usize::MAX / 2;
+    for shape in [[0, 1 << 40, 1 << 40, 8], [0, most, 1, 8], [1, 0, most, 8], [most, 0, 1, 8], [1, most, 0, 8]] {
+        let Ok(mut states) = RowStates::new(shape) else { continue };
+        let mut out = [0.0f32; 0];
+        let Ok(view) = ViewMut::bhld(&mut out, shape) else { continue };
+        states.merge(&states.clone(), Exec::serial()).unwrap();
+        states.write(None, Outputs::new(view), Exec::serial()).unwrap();
+    }
+}

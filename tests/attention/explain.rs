@@ -214,7 +214,7 @@ fn notes_say_why() {
         "the mask is read tile by tile",
         "the bias is read tile by tile",
         "scores are written out, so nothing is skipped",
-        "key weight sums takes two more",
+        "key weight sums take two more",
         "one thread",
     ];
     if narrowest != Isa::detect() {
@@ -226,6 +226,20 @@ fn notes_say_why() {
     }
     let plain = explain(Attention::new(), 20, 20, None);
     assert_eq!(plain.notes.len(), 1, "{:?}", plain.notes);
+    for (sides, narrow) in [([255, 256], true), ([256, 256], false)] {
+        let [left, right] = sides.map(Some);
+        let e = explain(Attention::new().window(Window::inclusive(left, right)), 20, 20, None);
+        assert_eq!(e.notes.iter().any(|note| note.starts_with("the window is narrow")), narrow, "{sides:?}");
+    }
+    for (rows, step, far) in [(17, 1023, false), (17, 1024, true), (16, 1024, false)] {
+        let (data, mut out) = (vec![0.0; 20 * step], vec![0.0; rows * 16]);
+        let view = |rows, step| View::from_strides(&data, 0, [1, 1, rows, 16], [0, 0, step as isize, 1]).unwrap();
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, rows, 16]).unwrap());
+        let inputs = Inputs::new(view(rows, 16), view(20, 16), view(20, step));
+        let problem = Attention::new().problem(inputs, outputs).unwrap();
+        let e = Plan::new(&problem, Exec::serial()).explain(&problem, None);
+        assert_eq!(e.notes.iter().any(|note| note.contains("4 KiB or more apart")), far, "{rows} rows, {step}");
+    }
 }
 
 #[test]

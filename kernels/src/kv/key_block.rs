@@ -60,15 +60,15 @@ pub(crate) struct Columns {
 }
 
 /// Distance of rows in bytes from which tiles of many rows read them from a copy: each is on a page of its own.
-const FAR: isize = 4096;
+pub const FAR_ROWS: usize = 4096;
 
 impl Columns {
     /// Returns true if the rows are evenly spaced and on pages of their own: their lines share few sets of the caches, and the
     /// hardware's prefetcher does not follow from page to page.
     #[inline]
     pub(crate) fn are_far(&self) -> bool {
-        let bytes = |step: isize, size: usize| step.saturating_abs().saturating_mul(size as isize);
-        by_type!(Typed, self.rows, |rows| !rows.are_scattered() && bytes(rows.step(), rows.element_bytes()) >= FAR)
+        let bytes = |step: isize, size: usize| step.unsigned_abs().saturating_mul(size);
+        by_type!(Typed, self.rows, |rows| !rows.are_scattered() && bytes(rows.step(), rows.element_bytes()) >= FAR_ROWS)
     }
 }
 
