@@ -1,8 +1,9 @@
 //! `Plan::balance`: equal shares for many workers; and calls whose keys are divided because rows are too few for them.
 
 use crate::kv_support::{append_part, cache_of, empty_cache, same_full};
+use crate::memory::held;
 use crate::options::{Case, Wanted};
-use crate::support::{Rng, execs, held};
+use crate::support::{Rng, execs};
 use sdpa::{
     Alignment, Attention, BackwardPlan, Bf16, Dtype, Exec, Gradients, Inputs, KvCache, KvShape, Outputs, Plan, Problem,
     Saved, Shape, View, ViewMut, Window,

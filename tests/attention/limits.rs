@@ -1,6 +1,7 @@
 //! The last value that is allowed, and the first that is not.
 
-use crate::support::{Rng, held};
+use crate::memory::held;
+use crate::support::Rng;
 use sdpa::{
     Alignment, Attention, BlockTable, CacheFormat, Dtype, Error, Exec, Inputs, Int4, KeyScales, KvCache, KvShape,
     Outputs, PagePool, Plan, View, ViewMut, Window,

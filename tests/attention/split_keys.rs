@@ -1,6 +1,7 @@
 //! Blocks of keys shared out where rows are few: plans for other problems of the same shape, and dimensions of any size.
 
-use crate::support::{LAYOUTS, Tensors, execs, held};
+use crate::memory::held;
+use crate::support::{LAYOUTS, Tensors, execs};
 use sdpa::{
     Alignment, Attention, BlockTable, Exec, Inputs, Mods, Outputs, Pages, Plan, Position, Run, ThreadPool, View,
     ViewMut, Window, Workspace,
