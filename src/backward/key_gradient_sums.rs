@@ -86,8 +86,8 @@ impl KeyGradientSums {
 
     /// Returns all numbers, to be sent, in two halves. Each holds the gradients of keys, `[batch, heads, keys, head_dim]`, then
     /// those of values, with keys and dimensions padded to multiples of sixteen. The first half sums whole blocks of 96 rows,
-    /// the second the rows of a block that is not complete: zeros, which need not be sent, if the number of rows so far is a
-    /// multiple of 96.
+    /// the second the rows of a block that is not complete: zeros, which need not be sent, if the last rows that were pushed end at
+    /// a multiple of 96.
     pub fn as_slice(&self) -> &[f32] {
         &self.floats
     }

@@ -11,6 +11,7 @@ use crate::fuzzer::pieces::{any_isa, draw, rows_of, stretches, whole_blocks};
 use crate::fuzzer::place::{AnyPlaced, Placed, value};
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::stage::Stage;
+use core::cell::Cell;
 use core::ops::Range;
 use sdpa::{BackwardState, Dtype, Error, Exec, Gradients, KeyGradientShape, KeyGradientSums, Saved, TensorMut};
 
@@ -36,6 +37,8 @@ struct Pieces<'b> {
     saved: [Array; 2],
     rows: Vec<Range<usize>>,
     keys: Vec<Range<usize>>,
+    /// End of the last rows that pushed each stretch of keys.
+    pushed: Vec<Cell<usize>>,
 }
 
 fn in_pieces(rng: &mut Rng, back: &Back, exec: Exec<'_>) {
@@ -58,7 +61,8 @@ fn in_pieces(rng: &mut Rng, back: &Back, exec: Exec<'_>) {
     let far = (0..case.batch()).any(|b| case.offset(b).unsigned_abs() > usize::MAX / 4);
     // A stretch of rows so far from the keys has no position.
     let rows = if far { core::iter::once(0..case.q.shape[2]).collect() } else { rows };
-    Pieces { back, exec, expected, saved, rows, keys }.check(rng);
+    let pushed = vec![Cell::new(0); keys.len()];
+    Pieces { back, exec, expected, saved, rows, keys, pushed }.check(rng);
 }
 
 impl Pieces<'_> {
@@ -70,7 +74,7 @@ impl Pieces<'_> {
         for n in 0..self.rows.len() {
             written.push(self.stretch(rng, n, &mut sums));
             if rng.one_in(3) {
-                sums = sums.iter().map(|sums| sent(sums, self.rows[n].end)).collect();
+                sums = sums.iter().zip(&self.pushed).map(|(sums, rows)| sent(sums, rows.get())).collect();
             }
         }
         for (keys, sums) in self.keys.iter().zip(sums) {
@@ -135,6 +139,7 @@ impl Pieces<'_> {
                 return None;
             }
         }
+        self.pushed[m].set(self.rows[n].end);
         let [k, v] = case.pushed(rng, keys.clone());
         let shape = some.some_keys(keys.clone()).bias.map(|(x, _)| x.of.shape);
         let asked = self.expected[3].is_some() && shape.is_some();
