@@ -16,7 +16,7 @@ use sdpa_kernels::{
     Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, ViewMut, WeightMod,
 };
 
-/// What rows far from 0 need: a call over all keys sums their exponentials once more, a state has not seen all keys.
+/// Second column that rows far from 0 need: a call over all keys sums their exponentials again, a state has not seen all keys.
 const RESTS: &str = "a second column (Outputs::lse) for rows beyond ±256, whose f32 alone is too coarse: a state cannot sum \
                      their keys first";
 
@@ -113,9 +113,8 @@ impl<'a> BackwardState<'a> {
     }
 
     /// Sets the row of the call that the first of these rows is, 0 by default. Sums are taken over blocks of 96 rows, which may
-    /// begin before it and end after the last row. Dropout counts rows from it, functions see it as [`Position::row`], and without an
-    /// [`Alignment::Offset`](crate::Alignment::Offset), which is that of the first of these rows, it is their position among the
-    /// keys, as in one call: [`AttnState::rows_from`](crate::AttnState::rows_from).
+    /// begin before it and end after the last row. Dropout, functions and positions count from it as
+    /// [`AttnState::rows_from`](crate::AttnState::rows_from) says.
     ///
     /// # Errors
     /// [`Error::Needs`] if keys were pushed already; [`Error::TooLarge`] if the rows go beyond the last position;

@@ -6,7 +6,7 @@ use sdpa_kernels::{Bound, KEY_BLOCK};
 
 /// Argument that says how many keys a backward state had before more came.
 pub(crate) const KEYS_BEFORE: &str = "keys before";
-/// What to do with pieces that are no multiples.
+/// Advice for pieces that are no multiples.
 const SMALL_PIECES: &str =
     ": push small pieces together, in their order, with sums for all their keys; KeyGradientSums::keys cuts these";
 

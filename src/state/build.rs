@@ -137,10 +137,9 @@ impl<'a> AttnState<'a> {
         Ok(self)
     }
 
-    /// Sets the number of the first of these rows among the rows of a call that is cut by rows, 0 by default: dropout counts rows
-    /// from it, functions see it as
-    /// [`Position::row`](crate::Position::row), and without an [`Alignment::Offset`](crate::Alignment::Offset), which is that of the
-    /// first of these rows, it is their position among the keys, as in one call.
+    /// Sets the number of the first of these rows among the rows of a call that is cut by rows, 0 by default. Dropout counts rows
+    /// from it, and functions see it as [`Position::row`](crate::Position::row). It is also the row's position among the keys, as
+    /// in one call, unless an [`Alignment::Offset`](crate::Alignment::Offset) gives the position of the first of these rows.
     ///
     /// ```
     /// use sdpa::{Attention, AttnState, Exec, Inputs, Mods, Outputs, Position, View, ViewMut};

@@ -52,8 +52,8 @@ impl<S: Simd> Column<'_, S> {
     }
 
     /// Sums the exponentials of the row block's rows over all keys, if some are far from 0, and keeps what rounding leaves of their
-    /// log-sum-exps. What is more than rounding can leave is no such: then the call has some of the keys alone, and nothing but
-    /// the rounded number is known.
+    /// log-sum-exps. A difference larger than any rounding counts as 0: the call then has only some of the keys that the saved
+    /// log-sum-exp is over.
     ///
     /// # Safety
     /// The row block's memory is this worker's.

@@ -37,8 +37,8 @@ impl Accumulation {
         }
     }
 
-    /// Bytes that new [`Partials`] hold for it, if it is handed out in `runs` runs to be merged: at most so many if values lie in
-    /// panels and there are several runs and sequences, otherwise exactly. `usize::MAX` if the number overflows.
+    /// Bytes that new [`Partials`] hold for it, if it is handed out in `runs` runs to be merged: an upper bound if values lie in
+    /// panels and there are several runs and sequences, otherwise exact. `usize::MAX` if the number overflows.
     pub fn bytes(&self, runs: usize) -> usize {
         let floats = if runs > 1 { self.floats } else { self.floats_of_one };
         Partials::bytes_for(floats, self.sequences)

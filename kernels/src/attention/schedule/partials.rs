@@ -38,8 +38,8 @@ impl Partials {
         self.buffer.bytes() + self.entries.bytes()
     }
 
-    /// Number of bytes that new memory holds for all parts of a number of sequences, of so many floats; `usize::MAX` if it
-    /// overflows.
+    /// Number of bytes that new memory holds for the parts of `sequences` sequences, `floats` floats in all; `usize::MAX` on
+    /// overflow.
     pub(crate) const fn bytes_for(floats: usize, sequences: usize) -> usize {
         AlignedBuf::bytes_for(with_room(floats)).saturating_add(SplitSequences::bytes_for(sequences))
     }
