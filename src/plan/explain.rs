@@ -5,7 +5,8 @@ use crate::plan::problem::Problem;
 use core::fmt;
 use core::ops::Range;
 use sdpa_kernels::{
-    Call, FAR_ROWS, Isa, KEY_BLOCK, MEMORY_BOUND_ROWS, OPT_LEVEL, Precision, Sequence, peak_flops, read_bandwidth,
+    Call, Dtype, FAR_ROWS, Isa, KEY_BLOCK, MEMORY_BOUND_ROWS, OPT_LEVEL, Precision, Sequence, peak_flops,
+    read_bandwidth,
 };
 
 /// Peak rates of a machine: the two numbers of the roofline model.
@@ -88,7 +89,7 @@ impl Plan {
         let flops = |pairs: f64| pairs * heads as f64 * 2.0 * (shape.head_dim + shape.value_dim) as f64;
         let (bytes, shared_bytes) = (problem.bytes(), self.shared_bytes(problem));
         // Native bfloat16 instructions do two products in the time of an FMA.
-        let [k, v] = call.native(|| self.isa.has_native_bf16()).map(|native| if native { 0.5 } else { 1.0 });
+        let [k, v] = call.native(self.isa).map(|native| if native { 0.5 } else { 1.0 });
         let dims = [shape.head_dim as f64, shape.value_dim as f64];
         let share = (k * dims[0] + v * dims[1]) / (dims[0] + dims[1]);
         let computing = |m: &Machine| share * flops(tiles.pairs) / m.flops / self.workers as f64;
@@ -134,8 +135,11 @@ impl Plan {
         if call.precision == Precision::Native {
             let isa = self.isa;
             note(!isa.has_native_bf16(), &format!("{isa} has no fast bf16 dot product here; Native has no effect"));
-            note(call.native(|| true) == [false; 2], "neither keys nor values are bfloat16; Native has no effect");
-            note(call.native(|| isa.has_native_bf16()) != [false; 2], "bfloat16 is multiplied as it is");
+            note(
+                !call.kv.dtypes().contains(&Some(Dtype::Bf16)),
+                "neither keys nor values are bfloat16; Native has no effect",
+            );
+            note(call.native(isa) != [false; 2], "bfloat16 is multiplied as it is");
         }
         note(
             self.tiling.pack_keys() < KEY_BLOCK,

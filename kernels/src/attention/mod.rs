@@ -4,5 +4,6 @@ pub(crate) mod backward;
 pub(crate) mod blocks;
 pub(crate) mod call;
 pub(crate) mod forward;
+pub(crate) mod products;
 pub(crate) mod schedule;
 pub(crate) mod steps;

@@ -1,11 +1,11 @@
 //! Keys and values of a block, independent of their source: rows to be packed, or panels that are packed already; rows
 //! of values, or value panels of their columns.
 
-use crate::kv::value_panels::{AnyValuePanels, ValuePanels};
+use crate::kv::value_panels::{AnyValuePanels, ValueLayout, ValuePanels};
 use crate::matmul::finite;
-use crate::matmul::int4::{Int4, NibbleQuad};
+use crate::matmul::int4::{self, Int4, NibbleQuad};
 use crate::matmul::int8::ValueQuad;
-use crate::simd::{Lower, Simd};
+use crate::simd::{Bf16x2, LANES, Lower, Simd};
 use crate::tensor::any::{AnyPanels, AnyRows, Typed};
 use crate::tensor::element::F16;
 use crate::tensor::rows::Rows;
@@ -18,6 +18,8 @@ pub(crate) enum Keys {
     Rows(AnyRows),
     /// Packed keys, whole panels. If they are scattered, as many table entries follow: memory to prefetch.
     Packed(AnyPanels),
+    /// Keys packed as pairs of bfloat16, `[panel][pair][16]`.
+    Pairs(Rows<Bf16x2>),
     /// Panels of int8 keys (`int8.rs`), like packed keys, and the keys' scales, in whole panels, if they have any.
     Int8 { panels: Rows<i8>, scales: Option<*const [f32]> },
     /// Panels of int4 keys (`int4.rs`), and the numbers of each panel.
@@ -53,27 +55,63 @@ pub(crate) struct Int4Numbers {
 /// Columns of a block's values that are contiguous.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {
-    /// Rows, starting at the first of these columns.
-    pub(crate) rows: AnyRows,
+    /// Values, starting at the first of these columns.
+    pub(crate) values: ColumnValues,
     pub(crate) first: usize,
     pub(crate) cols: usize,
+}
+
+/// Values of contiguous columns, for each key of a block.
+#[derive(Clone, Copy)]
+pub(crate) enum ColumnValues {
+    /// Rows of elements.
+    Elements(AnyRows),
+    /// Values packed as pairs of bfloat16, each of two keys, `[pair of keys][columns]`, and the number of keys.
+    #[cfg_attr(not(matrix_unit_model), expect(dead_code, reason = "for matrix units"))]
+    Pairs { pairs: Rows<Bf16x2>, keys: usize },
+    /// Int8 values of a value panel, in fours of keys.
+    Int8(Rows<ValueQuad>),
+    /// Int4 values, in panels of a block of columns, and the numbers of those blocks.
+    Int4 { panels: ValuePanels<NibbleQuad<Lower>>, numbers: Int4Numbers },
+}
+
+impl ColumnValues {
+    /// Returns the rows of elements.
+    ///
+    /// # Panics
+    /// If values are integers.
+    #[inline(always)]
+    pub(crate) fn elements(self) -> AnyRows {
+        let Self::Elements(rows) = self else { unreachable!("values of integers") };
+        rows
+    }
 }
 
 /// Distance of rows in bytes from which tiles of many rows read them from a copy: each is on a page of its own.
 pub const FAR_ROWS: usize = 4096;
 
 impl Columns {
+    /// Returns true if the columns of each row are contiguous.
+    #[inline]
+    pub(crate) fn are_contiguous(&self) -> bool {
+        match self.values {
+            ColumnValues::Elements(rows) => rows.element() == 1,
+            _ => true,
+        }
+    }
+
     /// Returns true if the rows are evenly spaced and on pages of their own: their lines share few sets of the caches, and the
     /// hardware's prefetcher does not follow from page to page.
     #[inline]
     pub(crate) fn are_far(&self) -> bool {
         let bytes = |step: isize, size: usize| step.unsigned_abs().saturating_mul(size);
-        by_type!(Typed, self.rows, |rows| !rows.are_scattered() && bytes(rows.step(), rows.element_bytes()) >= FAR_ROWS)
+        let Self { values: ColumnValues::Elements(rows), .. } = self else { return false };
+        by_type!(Typed, rows, |rows| !rows.are_scattered() && bytes(rows.step(), rows.element_bytes()) >= FAR_ROWS)
     }
 }
 
 impl BlockValues {
-    /// Iterates over some of the columns, as many together as are contiguous; of int8 and int4 values, over none.
+    /// Iterates over some of the columns, as many together as are contiguous; of int4 values, all of them, which begin with a block.
     ///
     /// # Safety
     /// The values have these columns.
@@ -85,19 +123,46 @@ impl BlockValues {
                 return None;
             }
             // SAFETY: the caller guarantees that column `first` exists.
-            let (rows, together) = unsafe {
+            let (values, together) = unsafe {
                 match self {
-                    Self::Rows { rows, .. } => (rows.columns_from(first), usize::MAX),
-                    Self::ValuePanels(value_panels) => {
-                        (value_panels.from(first), value_panels.layout().panel(first).end - first)
+                    Self::Rows { rows, .. } => (ColumnValues::Elements(rows.columns_from(first)), usize::MAX),
+                    Self::ValuePanels(panels) => {
+                        (ColumnValues::Elements(panels.from(first)), panels.layout().panel(first).end - first)
                     }
-                    Self::Int8 { .. } | Self::Int4 { .. } => return None,
+                    Self::Int8 { values, .. } => {
+                        (ColumnValues::Int8(values.from(first)), values.layout.panel(first).end - first)
+                    }
+                    Self::Int4 { values, numbers } => {
+                        (Self::blocks_of_int4(values, numbers, first, columns.end), usize::MAX)
+                    }
                 }
             };
-            let next = Columns { rows, first, cols: together.min(columns.end - first) };
+            let next = Columns { values, first, cols: together.min(columns.end - first) };
             first += next.cols;
             Some(next)
         })
+    }
+
+    /// Returns int4 values of some columns, from a block's first on.
+    ///
+    /// # Safety
+    /// The values have these columns.
+    unsafe fn blocks_of_int4(
+        values: ValuePanels<NibbleQuad<Lower>>,
+        numbers: Int4Numbers,
+        first: usize,
+        end: usize,
+    ) -> ColumnValues {
+        let blocks = first / int4::BLOCK..int4::blocks(end);
+        debug_assert!(first.is_multiple_of(int4::BLOCK), "columns that begin inside a block");
+        let layout = ValueLayout { width: blocks.len() * LANES, ..values.layout };
+        // SAFETY: the caller guarantees the columns, and so their numbers.
+        unsafe {
+            let panels = ValuePanels { first: values.vector(blocks.start), layout };
+            let number = blocks.start * numbers.kind.numbers() * numbers.step;
+            let numbers = Int4Numbers { first: numbers.first.columns_from(number), ..numbers };
+            ColumnValues::Int4 { panels, numbers }
+        }
     }
 
     /// Returns true if the values are `f32`.
@@ -122,18 +187,12 @@ impl BlockValues {
     /// # Safety
     /// The block has `len` values of `cols` columns.
     pub(crate) unsafe fn all_finite<S: Simd>(self, s: S, len: usize, cols: usize) -> bool {
-        // SAFETY: same contract: the caller guarantees `len` rows of `cols` columns.
-        unsafe { self.columns_together(0..cols).all(|columns| finite::all_finite(s, columns.rows, len, columns.cols)) }
+        let finite = |Columns { values, cols, .. }| match values {
+            // SAFETY: same contract: the caller guarantees `len` rows of `cols` columns.
+            ColumnValues::Elements(rows) => unsafe { finite::all_finite(s, rows, len, cols) },
+            _ => true,
+        };
+        // SAFETY: as above.
+        unsafe { self.columns_together(0..cols).all(finite) }
     }
-}
-
-/// Form of query rows that the keys require.
-#[derive(Clone, Copy)]
-pub(crate) enum QueryForm<'a> {
-    /// Rows of f32.
-    F32,
-    /// Rows of int8, multiplied by the scales of the keys' channels, if there are any.
-    Int8 { channels: Option<&'a [f32]> },
-    /// Rows of int8, with the sum of each block.
-    Int4,
 }

@@ -4,7 +4,7 @@
 //! packed already; and rows of values, or value panels of their columns. So all sources give the same bits.
 
 use crate::kv::cache::{Cache, CacheFormat, TokenPart};
-use crate::kv::key_block::{BlockValues, Keys, QueryForm};
+use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::pages::Pages;
 use crate::matmul::int4::Int4;
 use crate::tensor::any::Tensor;
@@ -240,18 +240,12 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Returns the form of query rows that the keys of a head require.
+    /// Returns the scales of the channels of a head's keys, if keys have such.
     #[inline]
-    pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
-        match self.format() {
-            None | Some(CacheFormat::Elements(_)) => QueryForm::F32,
-            Some(CacheFormat::Int8PerToken) => QueryForm::Int8 { channels: None },
-            Some(CacheFormat::Int8PerChannel(scales)) => {
-                let dim = scales.len() / self.kv_heads();
-                QueryForm::Int8 { channels: Some(&scales[head * dim..][..dim]) }
-            }
-            Some(CacheFormat::Int4(_)) => QueryForm::Int4,
-        }
+    pub(crate) fn key_channels(&self, head: usize) -> Option<&'a [f32]> {
+        let Some(CacheFormat::Int8PerChannel(scales)) = self.format() else { return None };
+        let dim = scales.len() / self.kv_heads();
+        Some(&scales[head * dim..][..dim])
     }
 
     /// Returns true if the block of keys that starts at `first` is held: a sliding cache evicts blocks.

@@ -66,6 +66,16 @@ impl Later {
         }
     }
 
+    /// Prefetches what lies [far](Self::far) behind the `bytes` bytes of a block's scales, if rows are few: their tiles prefetch
+    /// what lies as far behind the keys or values. Scales lie before what they scale: without theirs, each block would leave a gap
+    /// in the memory that is prefetched, and the hardware's prefetcher would lose its stream.
+    pub(crate) fn prefetch_behind<S: Simd>(s: S, rows: usize, scales: *const u8, bytes: usize) {
+        if rows <= MEMORY_BOUND_ROWS {
+            let at = scales.wrapping_add(Self::far(s, rows));
+            s.prefetch_far(Self::level(s, rows), at.cast(), bytes);
+        }
+    }
+
     /// Returns the address that corresponds to an element of a panel. It wraps: a prefetch may have any address.
     #[inline(always)]
     pub(crate) fn of(self, element: usize, panel: usize) -> *const f32 {

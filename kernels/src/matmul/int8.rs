@@ -100,17 +100,20 @@ impl QuerySize {
     }
 }
 
-/// Splits scratch for query rows into their bytes, `[row][quads]`, and their [`Row`]s, `[row][sums]`.
-pub(crate) fn cut_queries(scratch: &mut [f32], rows: usize, size: QuerySize) -> (&mut [Query4], &mut [Row]) {
+/// Splits scratch for a query into its bytes, in quads, and its [`Row`]s behind them.
+///
+/// # Panics
+/// If the scratch has another size.
+pub(crate) fn cut_query(scratch: &mut [f32], size: QuerySize) -> (&mut [Query4], &mut [Row]) {
     const { assert!(align_of::<Query4>() <= align_of::<f32>() && align_of::<Row>() <= align_of::<f32>()) }
-    let (n, scratch) = (rows * size.quads, &mut scratch[..rows * size.floats()]);
-    let (bytes, besides) = scratch.split_at_mut(n * size_of::<Query4>() / size_of::<f32>());
+    assert!(scratch.len() == size.floats());
+    let (bytes, rows) = scratch.split_at_mut(size.quads * size_of::<Query4>() / size_of::<f32>());
     // SAFETY: as many bytes as the floats, aligned as floats are; both types are made of four-byte numbers without
     // gaps, so every bit pattern is valid for them and for floats.
     unsafe {
         (
-            core::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), n),
-            core::slice::from_raw_parts_mut(besides.as_mut_ptr().cast(), rows * size.sums),
+            core::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), size.quads),
+            core::slice::from_raw_parts_mut(rows.as_mut_ptr().cast(), size.sums),
         )
     }
 }

@@ -1,9 +1,9 @@
 //! Tests of the int8 scores against plain integers, in every instruction set, with and without products of bytes.
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::qk_int8::{Int8Queries, IntegerKeys};
-use crate::attention::steps::score_run::{ScoreRun, Scores};
-use crate::attention::steps::span::Span;
+use crate::attention::products::qk_int8::{Int8Queries, IntegerKeys, IntegerScores};
+use crate::attention::products::score_run::ScoreRun;
+use crate::attention::steps::span::{Span, Spans};
 use crate::matmul::int8::*;
 use crate::matmul::key_code::Int8Keys;
 use crate::matmul::prefetch::PrefetchQueue;
@@ -93,16 +93,18 @@ impl Case {
 
     fn check_form(&self, name: &str, tile: usize, span_of: impl Fn(usize) -> Span, run: impl Fn(Int8Scores<'_, '_>)) {
         let (n, d, rows) = (self.keys.len(), self.head_dim, self.rows.len());
-        let mut queries = Vec::new();
-        let mut row_data = Vec::new();
-        for (row, &factor) in self.rows.iter().zip(&self.factors) {
-            queries.extend(row.chunks(4).map(|four| {
+        let size = QuerySize::int8(d);
+        let mut queries = vec![0.0; rows * size.floats()];
+        for ((row, &factor), to) in self.rows.iter().zip(&self.factors).zip(queries.chunks_exact_mut(size.floats())) {
+            let (quads, sums) = cut_query(to, size);
+            for (four, quad) in row.chunks(4).zip(quads) {
                 let mut bytes = [0; 4];
                 bytes[..four.len()].copy_from_slice(four);
-                Query4::new(bytes)
-            }));
-            row_data.push(Row { total: row.iter().map(|&b| i32::from(b)).sum(), factor });
+                *quad = Query4::new(bytes);
+            }
+            sums[0] = Row { total: row.iter().map(|&b| i32::from(b)).sum(), factor };
         }
+        let addresses: Vec<_> = queries.chunks_exact(size.floats()).map(<[f32]>::as_ptr).collect();
         let mut keys = vec![0; n.div_ceil(LANES) * panel_bytes(d)];
         for (j, key) in self.keys.iter().enumerate() {
             place_key(key, j, &mut keys);
@@ -110,8 +112,8 @@ impl Case {
         let mut out = vec![UNTOUCHED; rows * SCORE_STRIDE];
         let spans: Vec<_> = (0..rows.div_ceil(tile)).map(&span_of).collect();
         let panels = Rows::strided(keys.as_ptr(), panel_bytes(d) as isize, 1);
-        run(Scores {
-            queries: Int8Queries { quads: &queries, rows: &row_data, size: QuerySize::int8(d) },
+        run(IntegerScores {
+            queries: Int8Queries { rows: &addresses, size },
             keys: IntegerKeys { panels, code: Int8Keys(self.scales.as_deref()) },
             run: &mut ScoreRun {
                 rows,
@@ -137,7 +139,7 @@ impl Case {
     }
 }
 
-type Int8Scores<'a, 'b> = Scores<'a, 'b, Int8Queries<'a>, IntegerKeys<Int8Keys<'a>>>;
+type Int8Scores<'a, 'b> = IntegerScores<'a, 'b, Int8Keys<'a>>;
 
 struct Step<'a, 'b>(Int8Scores<'a, 'b>);
 

@@ -8,16 +8,18 @@ pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
+use crate::attention::products::Multiply;
+use crate::attention::products::operands::{QueryRows, RunKeys};
+use crate::attention::products::pv::{ValueSums, WeightSigns};
+use crate::attention::products::score_run::ScoreRun;
 use crate::attention::steps::key_sums::{self, Chain, KeySums};
-use crate::attention::steps::pv::ValueSums;
-use crate::attention::steps::qk::{FloatKeys, FloatQueries};
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::score_run::ScoreRun;
-use crate::attention::steps::span::Span;
-use crate::attention::steps::{float_loops, softmax};
-use crate::kv::key_block::{BlockValues, Keys};
+use crate::attention::steps::softmax;
+use crate::attention::steps::span::{Span, Spans};
+use crate::kv::key_block::{BlockValues, ColumnValues, Keys};
 use crate::kv::source::KeyValues;
 use crate::matmul::int8::{QUAD, panel_bytes};
+use crate::matmul::operands::Floats;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::{finite, int4, pack};
 use crate::nn::elementwise::exp_to;
@@ -81,6 +83,7 @@ fn read_blocks<S: Simd>(s: S, kv: &KeyValues<'_>) -> bool {
                 Keys::Int4 { panels, .. } => read_rows(panels, len / LANES, int4::blocks(d) * int4::BLOCK_BYTES, bytes),
                 // Read with the values.
                 Keys::Latent => true,
+                Keys::Pairs(_) => unreachable!("no source has pairs"),
             };
             keys & match kv.values(at, len, values) {
                 BlockValues::Int8 { values, .. } => {
@@ -203,6 +206,7 @@ impl Bench {
     fn step<S: Simd>(&mut self, s: S, step: Step) {
         let (d, rows) = (self.head_dim, self.rows);
         let spans = vec![Span::new(0, self.keys, false); rows.div_ceil(S::TILE_ROWS)];
+        let spans = Spans::of(&spans, S::TILE_ROWS);
         let [max, sum, rescale_prev, rescale_block] = &mut self.state;
         match step {
             Step::Pack => {
@@ -214,7 +218,7 @@ impl Bench {
                 let queries: Vec<_> = self.q.chunks_exact(d).map(<[f32]>::as_ptr).collect();
                 // SAFETY: the query pointers point to rows of `head_dim`.
                 unsafe {
-                    let queries = FloatQueries { rows: &queries, depth: d, scale: 1.0 };
+                    let queries = QueryRows { rows: &queries, head_dim: d, scale: 1.0 };
                     let panels = Typed::F32(Rows::strided(self.packed.floats().as_ptr(), (d * LANES) as isize, 1));
                     let run = &mut ScoreRun {
                         rows,
@@ -224,14 +228,14 @@ impl Bench {
                         prefetch: &mut PrefetchQueue::nothing(),
                         out: self.scores.floats_mut(),
                     };
-                    float_loops::scores(s, run, queries, FloatKeys { panels, later: None });
+                    Floats::scores(s, run, queries, RunKeys { keys: Keys::Packed(panels), later: None });
                 }
             }
             Step::Softmax => {
                 max.fill(f32::NEG_INFINITY);
                 sum.fill(0.0);
                 let row_block = ScoreBlock { scores: self.scores.floats_mut(), spans: &spans, rows };
-                softmax::softmax::<_, softmax::Floats>(
+                softmax::softmax::<_, Floats>(
                     s,
                     row_block,
                     softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
@@ -240,7 +244,7 @@ impl Bench {
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
             Step::Values => unsafe {
                 let values = Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1));
-                float_loops::values(
+                Floats::sums(
                     s,
                     &mut ValueSums {
                         weights: self.scores.floats(),
@@ -253,9 +257,10 @@ impl Bench {
                         out: self.out.floats_mut(),
                         out_stride: d,
                         ends: None,
+                        signs: WeightSigns::NonNegative,
                         prefetch: &mut PrefetchQueue::nothing(),
                     },
-                    values,
+                    ColumnValues::Elements(values),
                 );
             },
             // SAFETY: `q` holds `rows` rows of `head_dim`, whole vectors.

@@ -76,12 +76,6 @@ impl Isa {
         dispatch!(self, |s| is_fused(s))
     }
 
-    /// Returns true if [`Precision::Native`](crate::Precision::Native) multiplies bfloat16 pairs on this instruction set: if the
-    /// machine has dot products of such pairs, and they take less time than FMAs. Intel's AVX512_BF16 takes more.
-    pub fn has_native_bf16(self) -> bool {
-        dispatch!(self, |s| s.has_bf16_dot())
-    }
-
     /// Returns the numbers of rows and keys of the register tile.
     pub fn tile(self) -> (usize, usize) {
         fn shape<S: Simd>(_: S) -> (usize, usize) {

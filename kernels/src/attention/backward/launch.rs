@@ -165,7 +165,7 @@ impl<'a> BackwardLaunch<'a> {
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Simd>(&self, s: S, stage: Stage, scratch: &mut BackwardScratch, mods: &dyn RowMods<S>) {
-        let bound = BoundCall { s, mods, checked: &self.pass.checked };
+        let bound = BoundCall::new(s, mods, &self.pass.checked);
         match stage {
             Stage::Rows => self.sum_rows(bound, scratch),
             Stage::Keys => self.work_on_columns(bound, scratch),

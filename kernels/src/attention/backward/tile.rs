@@ -10,15 +10,17 @@ use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
+use crate::attention::products::Multiply;
+use crate::attention::products::operands::{QueryRows, RunKeys};
+use crate::attention::products::pv::{ValueSums, WeightSigns};
+use crate::attention::products::score_run::ScoreRun;
 use crate::attention::steps::dropout::{self, Kept};
-use crate::attention::steps::float_loops;
 use crate::attention::steps::key_sums::{self, KeySums};
-use crate::attention::steps::pv::ValueSums;
-use crate::attention::steps::qk::{FloatKeys, FloatQueries};
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::score_run::ScoreRun;
 use crate::attention::steps::softmax_backward::{self, SavedRow};
-use crate::attention::steps::span::Span;
+use crate::attention::steps::span::Spans;
+use crate::kv::key_block::{ColumnValues, Keys};
+use crate::matmul::operands::Floats;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::{LANES, QUIET_NAN, Simd};
@@ -35,7 +37,7 @@ struct TileScores<'b> {
     copies: ScoreCopies<'b>,
     /// Weights that dropout keeps, if the call drops any.
     dropout: Option<Kept>,
-    spans: &'b [Span],
+    spans: &'b Spans,
     q: BlockRows,
     d_out: BlockRows,
     saved: [SavedRow; MAX_ROW_BLOCK],
@@ -163,8 +165,9 @@ impl<S: Simd> Column<'_, S> {
     fn compute_weights(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
         let rows = task.set.rows.len();
         let depth = task.tiling.value_dim;
-        let queries = FloatQueries { rows: tile.d_out.addresses(), depth, scale: 1.0 };
-        let panels = Typed::F32(Rows::strided(own.values.as_ptr(), (depth * LANES) as isize, 1));
+        let queries = QueryRows { rows: tile.d_out.addresses(), head_dim: depth, scale: 1.0 };
+        let panels = Rows::strided(own.values.as_ptr(), (depth * LANES) as isize, 1);
+        let keys = RunKeys { keys: Keys::Packed(Typed::F32(panels)), later: None };
         let run = &mut ScoreRun {
             rows,
             panels: 0..self.keys().len().div_ceil(LANES),
@@ -174,7 +177,7 @@ impl<S: Simd> Column<'_, S> {
             out: own.gradients,
         };
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
-        unsafe { float_loops::scores(task.s, run, queries, FloatKeys { panels, later: None }) };
+        unsafe { Floats::scores(task.s, run, queries, keys) };
         drop_weights(task.s, &tile.dropout, ScoreBlock { scores: own.gradients, spans: tile.spans, rows });
         let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
         softmax_backward::subtract_references(task.s, block, &tile.saved);
@@ -198,7 +201,7 @@ impl<S: Simd> Column<'_, S> {
     fn apply_derivative(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>, own: &mut Own<'_>) {
         let Some(biased) = &tile.copies.biased else { return };
         for row in task.rows(0..rows_of(task)) {
-            let keys = tile.spans[row.n / S::TILE_ROWS].keys();
+            let keys = tile.spans.of_row(row.n).keys();
             let run = task.keys_from(row, self.keys().start + keys.start);
             let at = row.n * SCORE_STRIDE + keys.start..row.n * SCORE_STRIDE + keys.end;
             let (biased, gradients) = (&biased[at.clone()], &mut own.gradients[at]);
@@ -261,10 +264,11 @@ impl<S: Simd> Column<'_, S> {
             out: memory,
             out_stride: RowMemory::floats(task.tiling.head_dim),
             ends: None,
+            signs: WeightSigns::Any,
             prefetch: &mut tile.prefetch,
         };
         // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
-        unsafe { float_loops::values(task.s, &mut sums, keys.rows) };
+        unsafe { Floats::sums(task.s, &mut sums, ColumnValues::Elements(keys.rows)) };
     }
 
     /// Adds the gradients of bias and slopes: all that a row's keys add to.
@@ -280,7 +284,7 @@ impl<S: Simd> Column<'_, S> {
             return;
         }
         for row in task.rows(0..rows_of(task)) {
-            let keys = tile.spans[row.n / S::TILE_ROWS].keys();
+            let keys = tile.spans.of_row(row.n).keys();
             let gradients = &own.gradients[row.n * SCORE_STRIDE..][keys.clone()];
             let first = self.keys().start + keys.start;
             // SAFETY: the caller guarantees the row's numbers, and the elements of the bias that the column adds to.

@@ -4,7 +4,6 @@ use crate::attention::blocks::task::{AttentionTask, Next, Row};
 use crate::attention::call::outputs::Seen;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValueLayout;
-use crate::matmul::dot_tile::Later;
 use crate::matmul::int4;
 use crate::matmul::int8::{self, QUAD};
 use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, PrefetchQueue};
@@ -75,17 +74,6 @@ pub(crate) fn of_block<S: Simd>(
     prefetch
 }
 
-/// Prefetches what lies [far](Later::far) behind the scales, of so many bytes, of a block's keys or values, if tiles of few
-/// rows prefetch what lies as far behind these. Scales lie before what they scale: without theirs, each block would leave
-/// gaps in the memory that is prefetched, and the hardware's prefetcher would lose its stream.
-pub(crate) fn behind_scales<S: Simd>(task: &AttentionTask<'_, S>, scales: *const u8, bytes: usize) {
-    let (s, rows) = (task.s, task.set.rows.len());
-    if rows <= MEMORY_BOUND_ROWS {
-        let at = scales.wrapping_add(Later::far(s, rows));
-        s.prefetch_far(Later::level(s, rows), at.cast(), bytes);
-    }
-}
-
 /// Adds the first keys of a block, if there are any.
 fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut PrefetchQueue) {
     let len = task.seq.kv_len.saturating_sub(first).min(FIRST);
@@ -126,6 +114,7 @@ fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut
         Keys::Int4 { panels, .. } => push_panels(prefetch, panels, len, int4::blocks(d) * int4::BLOCK_BYTES),
         // With the values.
         Keys::Latent => {}
+        Keys::Pairs(_) => unreachable!("no source has pairs"),
     }
     match values {
         BlockValues::Rows { rows, .. } => prefetch.push_rows(part(rows), needed.len(), task.tiling.value_dim),

@@ -6,8 +6,6 @@
 //! skipped, and one whose keys are all visible to all rows is not masked.
 
 use crate::attention::blocks::key_block::KeyBlock;
-use crate::attention::blocks::queries::Queries;
-use crate::attention::blocks::spans::Spans;
 use crate::attention::blocks::task::Row;
 use crate::attention::call::mods::{BlockClass, BlockPosition};
 use crate::attention::call::options::{Covered, Mask};
@@ -18,9 +16,8 @@ use crate::attention::call::visibility::VisibleKeys;
 use crate::attention::steps::dropout;
 use crate::attention::steps::mask_passes;
 use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
-use crate::attention::steps::span::{RowKeys, Span, union};
+use crate::attention::steps::span::{MAX_SPAN_ROWS, RowKeys, Span, Spans, union};
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
-use crate::matmul::tile_shape::{MAX_TILE_ROWS, MIN_TILE_ROWS};
 use crate::simd::{LANES, Simd, quiet};
 use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::rows::KEY_BLOCK;
@@ -89,12 +86,11 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     /// The mask's rows are readable.
     unsafe fn find_spans(&mut self, row_block: Range<usize>, mask: Option<MaskRows<'_>>) {
         let task = self.task;
-        const { assert!(S::TILE_ROWS >= MIN_TILE_ROWS) };
-        let tiles = row_block.len().div_ceil(S::TILE_ROWS);
+        let (rows, tile_rows) = (row_block.len(), task.products.tile_rows::<S>());
         let whole = Span::new(0, self.len, false);
         let ruled = task.call.visible.hides_keys() || task.call.options.mask.is_some() || task.given.mask;
         if !ruled || task.outputs.wants_all_keys() {
-            self.spans.of_tiles(tiles).fill(Span { needs_mask: ruled, ..whole });
+            self.spans.of_rows(rows, tile_rows).fill(Span { needs_mask: ruled, ..whole });
             if task.given.mask {
                 self.classes[..row_block.len()].fill(PanelClasses::MIXED);
             }
@@ -102,19 +98,17 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         }
         if mask.is_none() && !task.given.mask {
             if task.shows_all(self.first..self.first + self.len) {
-                self.spans.of_tiles(tiles).fill(whole);
+                self.spans.of_rows(rows, tile_rows).fill(whole);
                 return;
             }
-            for tile in 0..tiles {
-                let first = row_block.start + tile * S::TILE_ROWS;
-                let rows = first..row_block.end.min(first + S::TILE_ROWS);
-                self.spans.of_tiles(tiles)[tile] = self.span_by_rules(rows);
+            for (tile, first) in row_block.clone().step_by(tile_rows).enumerate() {
+                let of_tile = first..row_block.end.min(first + tile_rows);
+                self.spans.of_rows(rows, tile_rows)[tile] = self.span_by_rules(of_tile);
             }
             return;
         }
-        // Few rows, pairs and integers have loops that do not take rows apart.
-        let floats = !matches!(self.queries, Queries::Int8(_) | Queries::Pairs(_)) && !task.softmax_rounds();
-        let may_be_apart = floats && row_block.len() > MEMORY_BOUND_ROWS;
+        // Few rows have loops that do not take rows apart.
+        let may_be_apart = task.products.takes_rows_apart() && rows > MEMORY_BOUND_ROWS;
         let mut ranges = [RowKeys::EMPTY; MAX_ROW_BLOCK];
         let ranges = self.visible_ranges(row_block.clone(), &mut ranges);
         if let Some((mask, columns)) = mask {
@@ -126,7 +120,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 self.narrow_rows(first, &mut ranges[first.n..first.n + len]);
             }
         }
-        for (span, ranges) in self.spans.of_tiles(tiles).iter_mut().zip(ranges.chunks(S::TILE_ROWS)) {
+        for (span, ranges) in self.spans.of_rows(rows, tile_rows).iter_mut().zip(ranges.chunks(tile_rows)) {
             *span = Span::of_rows(ranges);
             if may_be_apart {
                 *span = span.apart_if_faster(ranges);
@@ -146,7 +140,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let (keys, all) = call.visible.seen_in(positions, task.seq.kv_len, self.first..self.first + self.len);
             return Span::new(keys.start, keys.end, !all);
         }
-        Span::of_rows(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS]))
+        Span::of_rows(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_SPAN_ROWS]))
     }
 
     /// Writes the keys of the block that the range rules make visible to each of some rows of the task, and returns them.
@@ -264,7 +258,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         if task.given.score {
             copy_scores(&mut self.copies.biased, self.regions.scores, row_block.len());
             for row in task.rows(row_block) {
-                let keys = self.spans[row.n / S::TILE_ROWS].keys();
+                let keys = self.spans.of_row(row.n).keys();
                 let run = task.keys_from(row, self.first + keys.start);
                 task.mods.apply_score(task.s, run, &mut self.regions.scores[row.n * SCORE_STRIDE..][keys]);
             }
@@ -279,7 +273,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let (task, rows) = (self.task, row_block.len());
         if let Some((mask, columns)) = mask {
             let mut mixed = Spans::NONE;
-            for (to, &span) in mixed.of_tiles(self.spans.len()).iter_mut().zip(&**self.spans) {
+            for (to, &span) in mixed.of_rows(rows, self.spans.tile_rows()).iter_mut().zip(&**self.spans) {
                 *to = if span.needs_mask { span } else { Span::EMPTY };
             }
             let block = ScoreBlock { scores: self.regions.scores, spans: &mixed, rows };
@@ -293,7 +287,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             return;
         }
         for row in task.rows(row_block) {
-            let span = self.spans[row.n / S::TILE_ROWS];
+            let span = self.spans.of_row(row.n);
             if !span.needs_mask || span.is_empty() {
                 continue;
             }

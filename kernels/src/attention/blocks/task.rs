@@ -8,8 +8,9 @@ use crate::attention::call::row_mods::{Given, RowMods, RowRun};
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, Tiling};
 use crate::attention::call::visibility::{VisiblePositions, least_and_most};
 use crate::attention::call::{Call, RowSet, Sequence};
+use crate::attention::products::Products;
 use crate::attention::steps::dropout::{self, Kept};
-use crate::attention::steps::span::Span;
+use crate::attention::steps::span::Spans;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -20,6 +21,14 @@ pub(crate) struct BoundCall<'t, S> {
     pub(crate) s: S,
     pub(crate) mods: &'t dyn RowMods<S>,
     pub(crate) checked: &'t CheckedCall<'t>,
+    pub(crate) products: Products,
+}
+
+impl<'t, S: Simd> BoundCall<'t, S> {
+    /// Binds a call to steps and functions, and decides how matrices are multiplied.
+    pub(crate) fn new(s: S, mods: &'t dyn RowMods<S>, checked: &'t CheckedCall<'t>) -> Self {
+        Self { s, mods, checked, products: Products::of(s, checked.call(), mods.given()) }
+    }
 }
 
 /// Set of query rows together with its call, outputs, tiling and kernel steps.
@@ -33,6 +42,7 @@ pub(crate) struct AttentionTask<'t, S> {
     /// Functions that `mods` has.
     pub(crate) given: Given,
     pub(crate) call: &'t Call<'t>,
+    pub(crate) products: Products,
     pub(crate) outputs: &'t Outputs<'t>,
     pub(crate) tiling: &'t Tiling,
     pub(crate) set: RowSet<'t>,
@@ -111,13 +121,14 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     #[inline(always)]
     fn with_outputs(
-        BoundCall { s, mods, checked }: BoundCall<'t, S>,
+        BoundCall { s, mods, checked, products }: BoundCall<'t, S>,
         set: RowSet<'t>,
         outputs: &'t Outputs<'t>,
     ) -> Self {
         let (call, tiling) = (checked.call(), checked.tiling());
         let (seq, group_size) = (first_sequence(&set, call, tiling), call.group_size());
-        Self { s, mods, given: mods.given(), call, outputs, tiling, set, seq, group_size, next: Next::Nothing }
+        let (given, next) = (mods.given(), Next::Nothing);
+        Self { s, mods, given, call, products, outputs, tiling, set, seq, group_size, next }
     }
 
     /// Returns a task of other rows of this call, to prefetch their inputs: it has no outputs.
@@ -320,7 +331,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     }
 
     /// Draws which weights of a row block are kept, against the key block at `first`, if the call drops any.
-    pub(crate) fn draw_kept(&self, row_block: Range<usize>, spans: &[Span], first: usize) -> Option<Kept> {
+    pub(crate) fn draw_kept(&self, row_block: Range<usize>, spans: &Spans, first: usize) -> Option<Kept> {
         let (dropout, [first_row, first_key]) = (self.call.options.dropout?, self.call.options.dropout_from);
         let (mut rows, heads) = ([[0; 2]; MAX_ROW_BLOCK], self.call.q.shape()[1]);
         for row in self.rows(row_block.clone()) {
@@ -334,23 +345,6 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// Returns the position of key `first` of the sequence in its source: sequence or batch index, head, key.
     pub(crate) fn index_of_key(&self, first: usize) -> [usize; 3] {
         [self.seq.source, self.set.kv_head, self.seq.first_key + first]
-    }
-
-    /// Returns true if queries and keys are multiplied as bfloat16 pairs.
-    pub(crate) fn native_keys(&self) -> bool {
-        let [keys, _] = self.call.native(|| self.s.has_bf16_dot());
-        keys
-    }
-
-    /// Returns true if weights and values are multiplied as bfloat16 pairs.
-    pub(crate) fn native_values(&self) -> bool {
-        let [_, values] = self.call.native(|| self.s.has_bf16_dot());
-        values
-    }
-
-    /// Returns true if the softmax writes weights as bfloat16 pairs: those that nothing changes before they meet values.
-    pub(crate) fn softmax_rounds(&self) -> bool {
-        self.native_values() && !self.given.weight && self.call.options.dropout.is_none()
     }
 }
 

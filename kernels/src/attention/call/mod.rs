@@ -17,7 +17,7 @@ use crate::attention::call::options::{Options, Ragged};
 use crate::attention::call::visibility::{Alignment, Visible, VisibleKeys};
 use crate::kv::source::KeyValues;
 use crate::tensor::any::Tensor;
-use crate::tensor::element::{Dtype, Precision};
+use crate::tensor::element::Precision;
 use core::ops::Range;
 
 /// Inputs and options of one attention call: shapes q `[B, H, Lq, D]`, k `[B, Hkv, Lk, D]`, v `[B, Hkv, Lk, Dv]`;
@@ -90,14 +90,6 @@ impl Call<'_> {
     #[inline]
     pub fn group_size(&self) -> usize {
         self.q.shape()[1] / self.kv.kv_heads().max(1)
-    }
-
-    /// Returns, for keys and for values, true if the machine's own instruction multiplies them as bfloat16 pairs; `has`
-    /// says whether it exists.
-    #[inline]
-    pub fn native(&self, has: impl FnOnce() -> bool) -> [bool; 2] {
-        let native = self.precision == Precision::Native && has();
-        self.kv.dtypes().map(|dtype| native && dtype == Some(Dtype::Bf16))
     }
 
     /// Returns the facts that a mask function learns about the call.

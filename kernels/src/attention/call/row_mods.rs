@@ -8,7 +8,7 @@ use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
 /// Functions that the caller supplied.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Given {
     pub(crate) score: bool,
     pub(crate) mask: bool,

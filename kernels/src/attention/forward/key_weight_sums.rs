@@ -7,6 +7,7 @@ use crate::attention::call::RowSet;
 use crate::attention::call::tiling::{Regions, Scratch};
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax;
+use crate::matmul::operands::Floats;
 use crate::simd::{Simd, quiet};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view_mut::ViewMut;
@@ -71,7 +72,7 @@ impl<S: Simd> AttentionTask<'_, S> {
             if block.compute_scores(0..rows) {
                 let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *block.regions;
                 let row_block = ScoreBlock { scores, spans: block.spans, rows };
-                softmax::softmax::<_, softmax::Floats>(
+                softmax::softmax::<_, Floats>(
                     self.s,
                     row_block,
                     softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },

@@ -21,9 +21,10 @@ use crate::attention::forward::nonfinite::VisibleBits;
 use crate::attention::forward::pv::PvMode;
 use crate::attention::forward::score_outputs;
 use crate::attention::forward::state::StateTransfer;
+use crate::attention::products::{Multiply, by_arithmetic};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::score_passes::{self, ScoreBlock};
-use crate::attention::steps::{bf16, softmax};
+use crate::attention::steps::softmax;
 use crate::matmul::pack::NonFinite;
 use crate::simd::Simd;
 use core::ops::Range;
@@ -189,11 +190,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let (max, sum) = (&mut max[row_block.start..], &mut sum[row_block.start..]);
         let state = softmax::SoftmaxState { max, sum, rescale_prev, rescale_block };
         let block = ScoreBlock { scores, spans: self.spans, rows: row_block.len() };
-        if self.task.softmax_rounds() {
-            bf16::softmax_pairs(self.task.s, block, state);
-        } else {
-            softmax::softmax::<_, softmax::Floats>(self.task.s, block, state);
-        }
+        by_arithmetic!(self.task.products.weights, |A| A::softmax(self.task.s, block, state));
         visible_keys
     }
 
@@ -203,11 +200,11 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let visible_keys = self.visible_keys(nonfinite, row_block.len());
         let (task, rows, spans) = (self.task, row_block.len(), &*self.spans);
         let Regions { scores, max, sum, .. } = &mut *self.regions;
-        let visible = VisibleBits::new(S::TILE_ROWS, spans, rows, scores);
+        let visible = VisibleBits::new(spans, rows, scores);
         let ends = task.references(row_block.clone(), max, sum);
         score_passes::weights(task.s, ScoreBlock { scores, spans, rows }, &ends);
         for row in task.rows(row_block) {
-            let keys = spans[row.n / S::TILE_ROWS].keys();
+            let keys = spans.of_row(row.n).keys();
             let run = task.keys_from(row, self.first + keys.start);
             let weights = &mut scores[row.n * SCORE_STRIDE..][keys.clone()];
             task.mods.apply_weight(run, weights, keys, visible.of_row(row.n));

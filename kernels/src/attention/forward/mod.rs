@@ -5,7 +5,6 @@ pub(crate) mod key_weight_sums;
 pub(crate) mod mainloop;
 pub(crate) mod nonfinite;
 pub(crate) mod pv;
-pub(crate) mod pv_int4;
 pub(crate) mod score_outputs;
 pub(crate) mod short;
 pub(crate) mod state;

@@ -3,10 +3,10 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::call::row_mods::{KeyBits, is_visible};
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
+use crate::attention::products::Multiply;
 use crate::attention::steps::infinite;
-use crate::attention::steps::span::Span;
+use crate::attention::steps::span::Spans;
 use crate::kv::key_block::Columns;
-use crate::matmul::bf16_pairs;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
@@ -17,10 +17,10 @@ use core::ops::Range;
 pub(crate) struct VisibleBits([KeyBits; MAX_ROW_BLOCK]);
 
 impl VisibleBits {
-    pub(crate) fn new(tile_rows: usize, spans: &[Span], rows: usize, scores: &[f32]) -> Self {
+    pub(crate) fn new(spans: &Spans, rows: usize, scores: &[f32]) -> Self {
         let mut bits = [[0; KEY_BLOCK / 64]; MAX_ROW_BLOCK];
         for (r, bits) in bits[..rows].iter_mut().enumerate() {
-            for j in spans[r / tile_rows].keys() {
+            for j in spans.of_row(r).keys() {
                 if scores[r * SCORE_STRIDE + j] != f32::NEG_INFINITY {
                     bits[j / 64] |= 1 << (j % 64);
                 }
@@ -51,18 +51,18 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let (s, dim) = (self.task.s, self.task.tiling.value_dim);
         // SAFETY: the block has a value of `value_dim` columns for every key.
         (nonfinite == NonFinite::Handled && unsafe { !self.values.all_finite(s, self.len, dim) })
-            .then(|| VisibleBits::new(S::TILE_ROWS, self.spans, rows, self.regions.scores))
+            .then(|| VisibleBits::new(self.spans, rows, self.regions.scores))
     }
 
     /// Marks the sums of `width` columns that are NaN because a weight of their row is not finite. Other NaNs come of
     /// products that overflow: values times weights above 1, which dropout's factor makes.
-    pub(crate) fn mark_nan_weights(&self, width: usize, tile: &mut TileSums<'_>) {
+    pub(crate) fn mark_nan_weights<A: Multiply>(&self, width: usize, tile: &mut TileSums<'_>) {
         for (r, sums) in tile.rows.clone().zip(tile.sums.chunks_exact_mut(width)) {
             if !sums.iter().any(|x| x.is_nan()) {
                 continue;
             }
-            let mut keys = self.spans[r / S::TILE_ROWS].keys();
-            if keys.any(|j| !self.weight(tile.weights, r, j).is_finite()) {
+            let mut keys = self.spans.of_row(r).keys();
+            if keys.any(|j| !weight::<A>(tile.weights, r, j).is_finite()) {
                 sums.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = infinite::mark(*x));
             }
         }
@@ -73,25 +73,29 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     ///
     /// # Safety
     /// The columns are the block's.
-    pub(crate) unsafe fn mark_infinite(&self, columns: &Columns, visible: &VisibleBits, tile: TileSums<'_>) {
+    pub(crate) unsafe fn mark_infinite<A: Multiply>(
+        &self,
+        columns: &Columns,
+        visible: &VisibleBits,
+        tile: TileSums<'_>,
+    ) {
         let width = columns.cols.next_multiple_of(LANES);
         for (j, c) in (0..self.len).flat_map(|j| (0..columns.cols).map(move |c| (j, c))) {
             // SAFETY: `j < len` is a key of the block, and `c` one of the columns.
-            let x = unsafe { columns.rows.get(j, c) };
+            let x = unsafe { columns.values.elements().get(j, c) };
             if x.is_finite() {
                 continue;
             }
             for r in tile.rows.clone().filter(|&r| is_visible(visible.of_row(r), j)) {
-                let weight = self.weight(tile.weights, r, j);
+                let weight = weight::<A>(tile.weights, r, j);
                 let output = &mut tile.sums[(r - tile.rows.start) * width + c];
                 *output = infinite::add_nonfinite(*output, weight * x);
             }
         }
     }
+}
 
-    /// Returns the weight of key `j` in row `row` of a row block's weights, floats or pairs of bfloat16.
-    fn weight(&self, weights: &[f32], row: usize, j: usize) -> f32 {
-        let weights = &weights[row * SCORE_STRIDE..][..SCORE_STRIDE];
-        if self.task.native_values() { bf16_pairs::rounded(weights, j) } else { weights[j] }
-    }
+/// Returns the weight of key `j` in row `row` of a row block's prepared weights.
+fn weight<A: Multiply>(weights: &[f32], row: usize, j: usize) -> f32 {
+    A::weight(&weights[row * SCORE_STRIDE..][..SCORE_STRIDE], j)
 }

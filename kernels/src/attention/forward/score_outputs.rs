@@ -4,7 +4,7 @@ use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::outputs::{POINTS, Point};
 use crate::attention::call::tiling::Regions;
 use crate::attention::steps::score_passes::{self, ScoreBlock};
-use crate::attention::steps::span::Span;
+use crate::attention::steps::span::{Span, Spans};
 use crate::simd::{Simd, quiet};
 use crate::tensor::rows::KEY_BLOCK;
 
@@ -72,7 +72,7 @@ unsafe fn finish_weights<S: Simd>(
             // SAFETY: key `block + j < kv_len`.
             *x = unsafe { *first.offset((block + j) as isize * element) };
         }
-        let spans = [Span::new(0, len, false)];
+        let spans = Spans::of(&[Span::new(0, len, false)], S::TILE_ROWS);
         score_passes::weights(task.s, ScoreBlock { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
         for (j, &x) in scratch[..len].iter().enumerate() {
             // SAFETY: key `block + j < kv_len`.

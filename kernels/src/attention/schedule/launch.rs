@@ -127,7 +127,7 @@ impl<'a> Launch<'a> {
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Simd>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
         let Self { checked, schedule, queue, parts, stop, near } = self;
-        let bound = BoundCall { s, mods, checked };
+        let bound = BoundCall::new(s, mods, checked);
         let short = ShortCall::of(bound);
         let most = if short.as_ref().is_some_and(|call| call.all_short) { self.short_run() } else { 1 };
         // SAFETY: the parts were made for this call.

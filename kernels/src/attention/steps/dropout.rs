@@ -7,7 +7,7 @@
 use crate::attention::call::dropout::{Dropout, MULTIPLIERS, ROUNDS, WEYL};
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::span::Span;
+use crate::attention::steps::span::Spans;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -160,7 +160,7 @@ fn round<const COUNTERS: usize>(words: [Word<COUNTERS>; 4], key: [u64; 2]) -> [W
 /// at least those of each row's span.
 pub(crate) fn draw<S: Simd>(
     s: S,
-    spans: &[Span],
+    spans: &Spans,
     first: usize,
     rows: &[CounterRow],
     dropout: Dropout,
@@ -169,11 +169,11 @@ pub(crate) fn draw<S: Simd>(
     s.vectorize(
         #[inline(always)]
         move || {
-            assert!(spans.len() == rows.len().div_ceil(S::TILE_ROWS));
+            assert!(spans.are_of(rows.len()));
             let (round_keys, threshold) = (RoundKeys::new(dropout.seed), dropout.threshold());
             for (row, (&[head, i], kept)) in rows.iter().zip(kept).enumerate() {
                 let numbers = RowNumbers::new(&round_keys, [dropout.offset, head, i]);
-                let keys = spans[row / S::TILE_ROWS].keys();
+                let keys = spans.of_row(row).keys();
                 let (mut start, whole) = (keys.start, keys.end / (8 * LANES) * (8 * LANES));
                 // Where there are registers for it (AVX-512), words of twice as many counters, whose rounds overlap better.
                 if S::TILE_VECS > 1 && start < whole {

@@ -153,7 +153,7 @@ pub(crate) fn mask_padding<S: Simd>(s: S, mut row_block: ScoreBlock<'_>) {
                 s,
                 #[inline(always)]
                 |row, panels, scores| {
-                    let keys = spans[row / S::TILE_ROWS].keys().end % LANES;
+                    let keys = spans.of_row(row).keys().end % LANES;
                     if keys > 0 {
                         // SAFETY: a span that ends inside a panel has that panel as its last.
                         unsafe {

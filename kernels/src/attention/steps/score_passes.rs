@@ -3,7 +3,7 @@
 //! only if its option is set.
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::span::Span;
+use crate::attention::steps::span::Spans;
 use crate::simd::exp::{exp, exp_m1};
 use crate::simd::{LANES, Simd, lanes};
 use crate::tensor::any::{Typed, size_of_val_of};
@@ -94,7 +94,7 @@ impl AnyColumns<'_> {
 pub(crate) struct ScoreBlock<'a> {
     /// Scores, `[row][SCORE_STRIDE]`.
     pub(crate) scores: &'a mut [f32],
-    pub(crate) spans: &'a [Span],
+    pub(crate) spans: &'a Spans,
     pub(crate) rows: usize,
 }
 
@@ -102,13 +102,16 @@ impl ScoreBlock<'_> {
     /// Calls `f(row, panels, scores of the row)` for each row.
     #[inline(always)]
     pub(crate) fn for_each_row<S: Simd>(&mut self, _: S, mut f: impl FnMut(usize, core::ops::Range<usize>, *mut f32)) {
-        assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
-        assert!(self.scores.len() >= self.rows * SCORE_STRIDE);
-        for row in 0..self.rows {
-            let span = self.spans[row / S::TILE_ROWS];
-            // SAFETY: `row < rows`, and `scores` has a stride for every row, as asserted above.
-            let scores = unsafe { self.scores.as_mut_ptr().add(row * SCORE_STRIDE) };
-            f(row, span.first_panel()..span.end_panel(), scores);
+        assert!(self.spans.are_of(self.rows) && self.scores.len() >= self.rows * SCORE_STRIDE);
+        let mut first = 0;
+        for span in self.spans.iter() {
+            let end = self.rows.min(first + self.spans.tile_rows());
+            for row in first..end {
+                // SAFETY: `row < rows`, and `scores` has a stride for every row, as asserted above.
+                let scores = unsafe { self.scores.as_mut_ptr().add(row * SCORE_STRIDE) };
+                f(row, span.first_panel()..span.end_panel(), scores);
+            }
+            first = end;
         }
     }
 

@@ -17,6 +17,7 @@ use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::infinite;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
+use crate::matmul::operands::Floats;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::tile_shape::next_part;
 use crate::simd::exp::{self, Accuracy, Begun, exp};
@@ -50,8 +51,6 @@ pub(crate) trait WeightForm<S: Simd> {
 }
 
 /// Weights as floats, each where its score was.
-pub(crate) struct Floats;
-
 impl<S: Simd> WeightForm<S> for Floats {
     type Accuracy = exp::Full;
     const IN_PLACE: bool = true;
@@ -69,12 +68,12 @@ impl<S: Simd> WeightForm<S> for Floats {
 pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
     let ScoreBlock { scores, spans, rows } = row_block;
     let padded = rows.next_multiple_of(LANES);
-    assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
+    assert!(spans.are_of(rows) && scores.len() >= rows * SCORE_STRIDE);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
     assert!(state.rescale_prev.len() >= padded && state.rescale_block.len() >= padded);
-    let mut row = 0;
+    let (mut row, tile_rows) = (0, spans.tile_rows());
     for spans in spans.chunk_by(|a, b| a.apart.is_some() == b.apart.is_some()) {
-        let end = rows.min(row + spans.len() * S::TILE_ROWS);
+        let end = rows.min(row + spans.len() * tile_rows);
         let scores = &mut scores[row * SCORE_STRIDE..end * SCORE_STRIDE];
         let (max, sum) = (&mut state.rescale_prev[row..end], &mut state.rescale_block[row..end]);
         // Compiled each by itself: together they would not have enough registers, which took a fifth of this step's time.
@@ -86,7 +85,7 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
         } else {
             s.vectorize(
                 #[inline(always)]
-                || weights_together::<S, W>(s, spans, scores, max, sum),
+                || weights_together::<S, W>(s, spans, tile_rows, scores, max, sum),
             );
         }
         row = end;
@@ -102,21 +101,22 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
 fn weights_together<S: Simd, W: WeightForm<S>>(
     s: S,
     spans: &[Span],
+    tile_rows: usize,
     scores: &mut [f32],
     max: &mut [f32],
     sum: &mut [f32],
 ) {
-    // So that a full tile's rows are computed SIDE_ROWS at a time. No part is larger than the one before it, so the maxima
-    // that were computed ahead are enough.
-    const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
+    // No part of a tile is larger than the one before it, so the maxima that were computed ahead are enough; across tiles if
+    // a full tile's rows are computed SIDE_ROWS at a time.
+    let whole = tile_rows.is_multiple_of(S::SIDE_ROWS);
     let (rows, mut known) = (max.len(), false);
     assert!(scores.len() == rows * SCORE_STRIDE && sum.len() == rows);
     for (tile, span) in spans.iter().enumerate() {
-        let (mut row, tile_end) = (tile * S::TILE_ROWS, rows.min((tile + 1) * S::TILE_ROWS));
+        let (mut row, tile_end) = (tile * tile_rows, rows.min((tile + 1) * tile_rows));
         let panels = span.first_panel()..span.end_panel();
         // End of the rows with the same panels, in this tile and the next.
-        let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
-        let alike_end = if same { rows.min(tile_end + S::TILE_ROWS) } else { tile_end };
+        let same = whole && spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
+        let alike_end = if same { rows.min(tile_end + tile_rows) } else { tile_end };
         while row < tile_end {
             let side = next_part(tile_end - row, S::SIDE_ROWS);
             let next = row + side;
@@ -144,6 +144,7 @@ fn weights_apart<S: Simd, W: WeightForm<S>>(
     max: &mut [f32],
     sum: &mut [f32],
 ) {
+    // Only products of floats take rows apart.
     assert!(W::IN_PLACE, "rows apart have their weights where their scores were");
     for (n, scores) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
         let span = spans[n / S::TILE_ROWS];

@@ -1,11 +1,12 @@
 //! Spans: the part of a key block that a tile of rows needs.
 
 use crate::attention::call::row_mods::PanelClasses;
-use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_rows};
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::matmul::tile_shape::{MAX_TILE_ROWS, MIN_TILE_ROWS, next_rows};
 use crate::simd::{LANES, Simd};
 use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::KEY_BLOCK;
-use core::ops::Range;
+use core::ops::{Deref, Range};
 
 /// Number of panels that a tile computes for a row in the time of one that the row computes by itself.
 const APART: u32 = 2;
@@ -90,6 +91,65 @@ impl Span {
     #[inline]
     pub(crate) fn end_panel(self) -> usize {
         (self.hi as usize).div_ceil(LANES)
+    }
+}
+
+/// Largest number of rows that one span describes.
+pub(crate) const MAX_SPAN_ROWS: usize = 16;
+const _: () = assert!(MAX_SPAN_ROWS >= MAX_TILE_ROWS);
+
+/// Number of tiles of the largest row block.
+const MAX_TILES: usize = MAX_ROW_BLOCK.div_ceil(MIN_TILE_ROWS);
+
+/// Spans of a row block, one for each tile of `tile_rows` rows; the last may have fewer.
+pub(crate) struct Spans {
+    tiles: [Span; MAX_TILES],
+    len: usize,
+    tile_rows: usize,
+}
+
+impl Spans {
+    /// No spans. A constant to copy: constructing it was 3 % of a tiny call.
+    pub(crate) const NONE: Self = Self { tiles: [Span::EMPTY; MAX_TILES], len: 0, tile_rows: MIN_TILE_ROWS };
+
+    /// Makes spans of tiles of `tile_rows` rows.
+    pub(crate) fn of(spans: &[Span], tile_rows: usize) -> Self {
+        let mut all = Self::NONE;
+        all.tiles[..spans.len()].copy_from_slice(spans);
+        Self { len: spans.len(), tile_rows, ..all }
+    }
+
+    /// Makes room for the spans of `rows` rows, and returns it.
+    #[inline]
+    pub(crate) fn of_rows(&mut self, rows: usize, tile_rows: usize) -> &mut [Span] {
+        (self.len, self.tile_rows) = (rows.div_ceil(tile_rows), tile_rows);
+        &mut self.tiles[..self.len]
+    }
+
+    /// Returns the number of rows of a tile.
+    #[inline(always)]
+    pub(crate) fn tile_rows(&self) -> usize {
+        self.tile_rows
+    }
+
+    /// Returns the span of a row.
+    #[inline]
+    pub(crate) fn of_row(&self, row: usize) -> Span {
+        self[row / self.tile_rows]
+    }
+
+    /// Returns true if they are those of a row block of `rows` rows.
+    #[inline]
+    pub(crate) fn are_of(&self, rows: usize) -> bool {
+        self.len == rows.div_ceil(self.tile_rows)
+    }
+}
+
+impl Deref for Spans {
+    type Target = [Span];
+    #[inline]
+    fn deref(&self) -> &[Span] {
+        &self.tiles[..self.len]
     }
 }
 

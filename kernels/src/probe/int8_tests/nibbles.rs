@@ -1,8 +1,8 @@
 //! Tests of sums of int4 values and weights as bytes, against plain integers.
 
 use super::*;
-use crate::attention::steps::pv::{ValueSums, Values};
-use crate::attention::steps::pv_int4::{ByteRow, Int4Values, RowTile};
+use crate::attention::products::pv::{ValueSums, Values, WeightSigns};
+use crate::attention::products::pv_int4::{ByteRow, Int4Values, RowTile};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::{ValueLayout, ValueOrder, ValuePanels};
 use crate::matmul::byte_weights::{CENTRES, ROW_FLOATS, UNIT};
@@ -71,6 +71,7 @@ impl Sums<'_> {
                 out,
                 out_stride: BLOCK,
                 ends: None,
+                signs: WeightSigns::NonNegative,
                 prefetch: &mut PrefetchQueue::nothing(),
             };
             let values = Int4Values {

@@ -1,8 +1,8 @@
 //! Tests of sums of int8 values, against plain integers.
 
 use super::*;
-use crate::attention::steps::pv::{ValueSums, Values};
-use crate::attention::steps::pv_int8;
+use crate::attention::products::int8::round_weights;
+use crate::attention::products::pv::{ValueSums, Values, WeightSigns};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::simd::Simd;
 #[cfg(target_arch = "x86_64")]
@@ -27,7 +27,7 @@ impl Sums<'_> {
     fn run<S: Simd>(self, s: S) -> Vec<f32> {
         self.by(
             S::TILE_ROWS,
-            |row_block| pv_int8::round_weights(s, row_block, self.scales),
+            |row_block| round_weights(s, row_block, self.scales),
             // SAFETY: as `by` says.
             |values| unsafe { s.with_int8_dot(values) },
         )
@@ -42,7 +42,7 @@ impl Sums<'_> {
         multiply: impl FnOnce(Values<'_, '_, Rows<ValueQuad>>),
     ) -> Vec<f32> {
         let &Self { weights, values, rows, span, width, .. } = self;
-        let spans = vec![span; rows.div_ceil(tile_rows)];
+        let spans = Spans::of(&vec![span; rows.div_ceil(tile_rows)], tile_rows);
         let [rescale_prev, rescale_block] = RESCALE.map(|factor| vec![factor; rows]);
         let (mut weights, mut out) = (weights.to_vec(), vec![BEFORE; rows * width]);
         round(ScoreBlock { scores: &mut weights, spans: &spans, rows });
@@ -57,6 +57,7 @@ impl Sums<'_> {
             out: &mut out,
             out_stride: width,
             ends: None,
+            signs: WeightSigns::NonNegative,
             prefetch: &mut PrefetchQueue::nothing(),
         };
         multiply(Values { values: Rows::strided(values.as_ptr(), width as isize, 1), sums });
@@ -97,8 +98,7 @@ impl Sums<'_> {
         if let Some(avx2) = Avx2::detect() {
             // Weights may have been rounded by AVX-512.
             for isa in Isa::available().filter(|isa| isa.tile().0 == Avx2::TILE_ROWS) {
-                let round =
-                    |row_block: ScoreBlock<'_>| dispatch!(isa, |s| pv_int8::round_weights(s, row_block, self.scales));
+                let round = |row_block: ScoreBlock<'_>| dispatch!(isa, |s| round_weights(s, row_block, self.scales));
                 // SAFETY: as `by` says.
                 let got = self.by(Avx2::TILE_ROWS, round, |values| unsafe { values.run(avx2) });
                 assert_eq!(got, fused, "{isa}, then avx2 without vnni");
@@ -175,9 +175,9 @@ fn small_weights_keep_their_precision() {
             for (j, weight) in weights.iter_mut().enumerate().take(16) {
                 *weight = (j + 1) as f32 / 16.0;
             }
-            let spans = [Span::new(0, 16, false)];
+            let spans = Spans::of(&[Span::new(0, 16, false)], 1);
             let row_block = ScoreBlock { scores: &mut weights, spans: &spans, rows: 1 };
-            dispatch!(isa, |s| pv_int8::round_weights(s, row_block, &[unit; 16]));
+            dispatch!(isa, |s| round_weights(s, row_block, &[unit; 16]));
             assert_eq!(weights[LARGEST_WEIGHT], unit, "{isa}");
             for key in 0..16 {
                 // Two words in a float: keys 0 and 2 of four, then 1 and 3.

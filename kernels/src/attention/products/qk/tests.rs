@@ -1,10 +1,13 @@
 use super::*;
-use crate::attention::steps::float_loops;
+use crate::attention::products::Multiply;
+use crate::attention::products::operands::RunKeys;
 use crate::attention::steps::span::Span;
+use crate::kv::key_block::Keys;
+use crate::matmul::operands::Floats;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::Simd;
 use crate::simd::avx512::Avx512;
-use crate::tensor::any::Typed;
+use crate::tensor::any::{AnyPanels, Typed};
 use crate::tensor::element::{Bf16, Element};
 
 /// Returns the scores of `rows` rows against `panels` panels, as bits. They must not depend on the core's first-level
@@ -16,7 +19,7 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
     let mut out = vec![0.0; rows * SCORE_STRIDE];
     // SAFETY: every query has `d` floats, and the caller made `panels` panels.
     unsafe {
-        let queries = FloatQueries { rows: &pointers, depth: d, scale: 0.7 };
+        let queries = QueryRows { rows: &pointers, head_dim: d, scale: 0.7 };
         let later = Some(LaterKeys::Rows { at: pointers[0].cast(), bytes: 64 });
         let run = &mut ScoreRun {
             rows,
@@ -26,7 +29,7 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
             prefetch: &mut PrefetchQueue::nothing(),
             out: &mut out,
         };
-        float_loops::scores(s, run, queries, FloatKeys { panels: keys, later });
+        Floats::scores(s, run, queries, RunKeys { keys: Keys::Packed(keys), later });
     }
     out.iter().map(|x| x.to_bits()).collect()
 }

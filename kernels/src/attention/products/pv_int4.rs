@@ -8,8 +8,8 @@
 //! ```
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::pv::Values;
-use crate::attention::steps::pv_tile::{Terms, prefetch_distance, tile};
+use crate::attention::products::pv::Values;
+use crate::attention::products::pv_tile::{Terms, prefetch_distance, tile};
 use crate::attention::steps::span::{Span, for_each_register_tile};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;

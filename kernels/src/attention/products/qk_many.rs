@@ -12,8 +12,8 @@
 //! Rows that are [apart](Span::apart) make other tiles, of one panel each and the next rows that need it.
 
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::attention::steps::qk::FloatQueries;
-use crate::attention::steps::score_run::{ScoreRun, Strip};
+use crate::attention::products::operands::QueryRows;
+use crate::attention::products::score_run::{ScoreRun, Strip};
 #[cfg(doc)]
 use crate::attention::steps::span::Span;
 use crate::matmul::float_tile::Chains;
@@ -28,11 +28,11 @@ const GROUP_BYTES: usize = 16 << 10;
 /// Computes the scores of a row block against packed keys.
 ///
 /// # Safety
-/// Every query is readable for `depth` floats, and the panels of keys lie one after the other.
+/// Every query is readable for `head_dim` floats, and the panels of keys lie one after the other.
 #[inline(always)]
-pub(crate) unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: FloatQueries<'_>, keys: Rows<f32>) {
+pub(crate) unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: QueryRows<'_>, keys: Rows<f32>) {
     assert!(queries.rows.len() == run.rows && !keys.are_scattered());
-    let group = (GROUP_BYTES / size_of::<f32>() / (queries.depth * LANES).max(1)).max(S::TILE_VECS);
+    let group = (GROUP_BYTES / size_of::<f32>() / (queries.head_dim * LANES).max(1)).max(S::TILE_VECS);
     run.for_each_strip::<S>(group, S::TILE_VECS, |run, strip| {
         by_tile_vecs!(strip.vecs, most S::TILE_VECS, |NV| s.vectorize(
             #[inline(always)]
@@ -54,7 +54,7 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: Floa
 /// # Safety
 /// Same contract as [`scores`], whose assertions hold, and those of [`ScoreRun::for_each_strip`].
 #[inline(always)]
-unsafe fn scores_apart<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: FloatQueries<'_>, keys: Rows<f32>) {
+unsafe fn scores_apart<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: QueryRows<'_>, keys: Rows<f32>) {
     let mut panels = [0; MAX_ROW_BLOCK];
     for (tile, span) in run.spans.iter().enumerate().filter(|(_, span)| span.apart.is_some()) {
         for row in 0..S::TILE_ROWS.min(run.rows - tile * S::TILE_ROWS) {
@@ -63,7 +63,7 @@ unsafe fn scores_apart<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: FloatQuer
     }
     for panel in run.panels.clone() {
         // SAFETY: the panel is one of the run's.
-        let keys = unsafe { keys.at(0).add((panel - run.panels.start) * queries.depth * LANES) };
+        let keys = unsafe { keys.at(0).add((panel - run.panels.start) * queries.head_dim * LANES) };
         // Not by branches, which the core can't foretell.
         let (mut rows, mut n) = ([0; MAX_ROW_BLOCK + 1], 0);
         for (row, panels) in panels[..run.rows].iter().enumerate() {
@@ -86,7 +86,7 @@ unsafe fn scores_apart<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: FloatQuer
 #[inline(always)]
 unsafe fn panel_scores<S: Simd, const MR: usize>(
     s: S,
-    queries: FloatQueries<'_>,
+    queries: QueryRows<'_>,
     rows: &[usize],
     panel: *const f32,
     out: *mut f32,
@@ -99,7 +99,7 @@ unsafe fn panel_scores<S: Simd, const MR: usize>(
     let kept = TileRows::over(&mut kept);
     // SAFETY: the caller guarantees the queries, the panel and the scores.
     unsafe {
-        let sums: [_; MR] = Chains::new::<S>(queries.depth).dot_products(s, &at, columns, kept, || ());
+        let sums: [_; MR] = Chains::new::<S>(queries.head_dim).dot_products(s, &at, columns, kept, || ());
         for (&row, [sum]) in rows.iter().zip(sums) {
             s.store(out.add(row * SCORE_STRIDE), s.mul(sum, scale));
         }
@@ -116,10 +116,10 @@ unsafe fn strip_scores<S: Simd, const NV: usize>(
     s: S,
     run: &mut ScoreRun<'_>,
     strip: Strip,
-    queries: FloatQueries<'_>,
+    queries: QueryRows<'_>,
     keys: Rows<f32>,
 ) {
-    let FloatQueries { rows: queries, depth, scale } = queries;
+    let QueryRows { rows: queries, head_dim: depth, scale } = queries;
     let (size, chains, scale) = (depth * LANES, Chains::new::<S>(depth), s.splat(scale));
     let lines = chains.in_fours();
     for tile in strip.tiles {

@@ -4,33 +4,38 @@
 //! have a scale for each block of their elements: their sums are taken block by block, and added up as floats.
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::score_run::{ScoreRun, Scores, Strip};
+use crate::attention::products::score_run::{ScoreRun, Strip};
 use crate::matmul::dot_tile::{self, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
 use crate::matmul::key_code::{BlockAt, KeyCode};
 use crate::matmul::prefetch::tile_prefetches;
 use crate::simd::{FIRST, Int8Dot, Int8DotWork, LANES, Level, NO_LEVEL, Query4, SECOND};
 use crate::tensor::rows::Rows;
-use core::ops::Range;
 
-/// Queries as bytes.
+/// Queries as bytes, one after the other: quads, then the [`Row`] of each integer sum of a score.
 #[derive(Clone, Copy)]
 pub(crate) struct Int8Queries<'a> {
-    /// Bytes, `[row][quads]`, without gaps.
-    pub(crate) quads: &'a [Query4],
-    /// Sum and factor of each block of each row, `[row][sums]`; a row is one block for int8 keys.
-    pub(crate) rows: &'a [Row],
+    /// Address of each query.
+    pub(crate) rows: &'a [*const f32],
     /// Sizes of a row.
     pub(crate) size: QuerySize,
 }
 
 impl Int8Queries<'_> {
-    /// Returns some of the rows.
-    pub(crate) fn rows(self, rows: Range<usize>) -> Self {
-        let QuerySize { quads, sums } = self.size;
-        let (quads, rows) = (rows.start * quads..rows.end * quads, rows.start * sums..rows.end * sums);
-        Self { quads: &self.quads[quads], rows: &self.rows[rows], ..self }
+    /// Returns the addresses of a row's quads and of its sums. They wrap.
+    #[inline(always)]
+    fn at(self, row: usize) -> (*const Query4, *const Row) {
+        let quads = self.rows[row].cast::<Query4>();
+        (quads, quads.wrapping_add(self.size.quads).cast())
     }
+}
+
+/// Scores to compute of queries as bytes. To compute them requires that the queries are readable, one after the other, and the keys
+/// too.
+pub(crate) struct IntegerScores<'a, 'b, C> {
+    pub(crate) run: &'b mut ScoreRun<'a>,
+    pub(crate) queries: Int8Queries<'b>,
+    pub(crate) keys: IntegerKeys<C>,
 }
 
 /// Packed keys of a run, and the numbers that belong to them. To compute scores requires that all panels, and their numbers, are
@@ -47,15 +52,15 @@ const fn tile_vecs<S: Int8Dot, C: KeyCode>() -> usize {
     if C::BLOCK_LOADS.is_some() { S::DOT_VECS } else { S::TILE_VECS }
 }
 
-/// The contract is that of [`IntegerKeys`].
-impl<C: KeyCode> Int8DotWork for Scores<'_, '_, Int8Queries<'_>, IntegerKeys<C>> {
+/// The contract is that of [`IntegerScores`].
+impl<C: KeyCode> Int8DotWork for IntegerScores<'_, '_, C> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Int8Dot>(self, s: S) {
         let Self { run, queries, keys } = self;
         let (all, QuerySize { quads, sums }) = (run.rows, queries.size);
         keys.code.check(queries.size, run.panels.len());
-        assert!(quads <= MAX_HEAD_DIM / QUAD && queries.quads.len() >= all * quads && queries.rows.len() == all * sums);
+        assert!(quads <= MAX_HEAD_DIM / QUAD && sums > 0 && queries.rows.len() == all);
         let vecs = match keys.panels.are_scattered() {
             true => 1,
             false => dot_tile::panels(s, all, [S::DOT_VECS, const { tile_vecs::<S, C>() }]),
@@ -81,8 +86,10 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, '_, Int8Queries<'_>, IntegerKeys<C>>
             }
         });
         // All blocks of a row have its factor.
-        if queries.rows.iter().step_by(sums.max(1)).any(|row| row.factor.abs() > SAFE_FACTOR) {
-            correct_zero_sums(queries.rows.chunks_exact(sums), keys.code, run.panels.start, run.out);
+        // SAFETY: the caller guarantees the queries, each with a sum.
+        let factors = (0..all).map(|row| unsafe { (*queries.at(row).1).factor });
+        if factors.clone().any(|factor| factor.abs() > SAFE_FACTOR) {
+            correct_zero_sums(factors, keys.code, run.panels.start, run.out);
         }
     }
 }
@@ -94,14 +101,9 @@ const SAFE_FACTOR: f32 = 126.0;
 /// times such a factor overflows, too, and its score is ±∞ rightly.
 #[cold]
 #[inline(never)]
-fn correct_zero_sums<'a>(
-    rows: impl Iterator<Item = &'a [Row]>,
-    code: impl KeyCode,
-    first_panel: usize,
-    out: &mut [f32],
-) {
-    for (row, scores) in rows.zip(out.chunks_mut(SCORE_STRIDE)) {
-        if row[0].factor.is_nan() {
+fn correct_zero_sums(factors: impl Iterator<Item = f32>, code: impl KeyCode, first_panel: usize, out: &mut [f32]) {
+    for (factor, scores) in factors.zip(out.chunks_mut(SCORE_STRIDE)) {
+        if factor.is_nan() {
             continue; // The query is not finite.
         }
         for (key, score) in scores[first_panel * LANES..].iter_mut().enumerate() {
@@ -115,8 +117,9 @@ fn correct_zero_sums<'a>(
 /// Addresses of a tile's operands and of its scores.
 #[derive(Clone, Copy)]
 struct Tile<C> {
-    queries: *const Query4,
-    rows: *const Row,
+    /// First query, and its sums.
+    query: *const Query4,
+    sums: *const Row,
     keys: *const i8,
     /// Keys to prefetch, in the order in which these are read: these themselves, if later ones are not this tile's to prefetch.
     later: *const i8,
@@ -138,7 +141,7 @@ unsafe fn strip_scores<S: Int8Dot, C: KeyCode, const NV: usize, const LEVEL: u8>
     keys: IntegerKeys<C>,
 ) {
     let (all, panels, size) = (run.rows, run.panels.clone(), queries.size);
-    let (quads, rows_at, out) = (queries.quads.as_ptr(), queries.rows.as_ptr(), run.out.as_mut_ptr());
+    let out = run.out.as_mut_ptr();
     run.for_each_tile::<S, NV>(
         s,
         &strip,
@@ -151,9 +154,10 @@ unsafe fn strip_scores<S: Int8Dot, C: KeyCode, const NV: usize, const LEVEL: u8>
                 let (n, bytes) = (panel - panels.start, size.quads / C::HALVES * 4 * LANES);
                 let at = keys.panels.at(n);
                 let prefetches = tile_prefetches::<S>(row, here, all);
+                let (query, sums) = queries.at(row);
                 let tile = Tile {
-                    queries: quads.add(row * size.quads),
-                    rows: rows_at.add(row * size.sums),
+                    query,
+                    sums,
                     keys: at,
                     later: match prefetches {
                         true => dot_tile::behind(keys.panels, [n, panels.len()], bytes, Later::far(s, all)),
@@ -170,6 +174,12 @@ unsafe fn strip_scores<S: Int8Dot, C: KeyCode, const NV: usize, const LEVEL: u8>
 }
 
 impl<C: KeyCode> Tile<C> {
+    /// Returns the address of the sums of query `r`. It wraps.
+    #[inline(always)]
+    fn sums_of(&self, r: usize) -> *const Row {
+        self.sums.cast::<f32>().wrapping_add(r * self.size.floats()).cast()
+    }
+
     /// Computes the scores of `MR` rows against `NV` panels.
     ///
     /// # Safety
@@ -192,7 +202,7 @@ impl<C: KeyCode> Tile<C> {
             let mut sums = [[s.start(0); NV]; MR];
             for r in 0..MR {
                 // SAFETY: row `r < MR` has a sum for each block.
-                sums[r] = [C::start(s, unsafe { (*self.rows.add(r * blocks + block)).total }); NV];
+                sums[r] = [C::start(s, unsafe { (*self.sums_of(r).add(block)).total }); NV];
             }
             for load in block * block_loads..(block + 1) * block_loads {
                 if LEVEL != NO_LEVEL {
@@ -207,7 +217,7 @@ impl<C: KeyCode> Tile<C> {
             }
             for r in 0..MR {
                 // SAFETY: row `r < MR` has a sum for each block.
-                let total = unsafe { (*self.rows.add(r * blocks + block)).total };
+                let total = unsafe { (*self.sums_of(r).add(block)).total };
                 for n in 0..NV {
                     // SAFETY: the caller guarantees the numbers of panel `n < NV`.
                     scores[r][n] = unsafe { self.code.add(s, BlockAt { n, block, total }, sums[r][n], scores[r][n]) };
@@ -216,7 +226,7 @@ impl<C: KeyCode> Tile<C> {
         }
         for r in 0..MR {
             // SAFETY: row `r < MR`.
-            let factor = s.splat(unsafe { (*self.rows.add(r * blocks)).factor });
+            let factor = s.splat(unsafe { (*self.sums_of(r)).factor });
             for n in 0..NV {
                 // SAFETY: the caller guarantees the numbers of panel `n < NV` and sixteen scores of row `r < MR`.
                 unsafe {
@@ -239,7 +249,7 @@ impl<C: KeyCode> Tile<C> {
         quad: usize,
         sums: &mut [[S::Sums; NV]; MR],
     ) {
-        let QuerySize { quads, .. } = self.size;
+        let size @ QuerySize { quads, .. } = self.size;
         // SAFETY: the caller guarantees load `load` of panel `n < NV`.
         let keys = |n: usize| unsafe { C::keys(s, self.keys.add((n * (quads / C::HALVES) + load) * 4 * LANES)) };
         let mut four = [keys(0); NV];
@@ -247,7 +257,7 @@ impl<C: KeyCode> Tile<C> {
             four[n] = keys(n);
         }
         for r in 0..MR {
-            let query = self.queries.wrapping_add(r * quads + quad);
+            let query = self.query.cast::<f32>().wrapping_add(r * size.floats()).cast::<Query4>().wrapping_add(quad);
             for n in 0..NV {
                 // SAFETY: the caller guarantees the quads of row `r < MR`.
                 sums[r][n] = unsafe { C::dot(s, sums[r][n], query, four[n]) };

@@ -10,13 +10,6 @@ use crate::tensor::panels::{panel_bits, runs};
 use core::hint::black_box;
 use core::ops::Range;
 
-/// Operands of QKᵀ, and what it is to compute: see [`ScoreRun`].
-pub(crate) struct Scores<'a, 'b, Q, K> {
-    pub(crate) queries: Q,
-    pub(crate) keys: K,
-    pub(crate) run: &'b mut ScoreRun<'a>,
-}
-
 /// Scores to compute: those of a row block and a run of packed keys.
 pub(crate) struct ScoreRun<'a> {
     /// Number of rows. All tiles of rows are full but the last.

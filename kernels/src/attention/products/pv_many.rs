@@ -13,8 +13,8 @@
 //! sums to keep the machine busy: lane by lane the same operations, so the same bits.
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::pv::ValueSums;
-use crate::attention::steps::pv_tile::end_rows;
+use crate::attention::products::pv::ValueSums;
+use crate::attention::products::pv_tile::end_rows;
 use crate::attention::steps::span::Span;
 use crate::matmul::float_tile::add_products;
 use crate::matmul::tile_shape::next_part;

@@ -7,61 +7,35 @@
 mod tests;
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::score_run::{ScoreRun, Strip};
+use crate::attention::products::operands::{LaterKeys, QueryRows};
+use crate::attention::products::score_run::{ScoreRun, Strip};
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
 use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, tile_prefetches};
 use crate::simd::{FIRST, LANES, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
-use crate::tensor::any::AnyPanels;
 use crate::tensor::rows::Rows;
-
-/// Queries of a row block.
-#[derive(Clone, Copy)]
-pub(crate) struct FloatQueries<'a> {
-    /// Rows, contiguous each.
-    pub(crate) rows: &'a [*const f32],
-    /// Number of floats of a row, or of pairs if keys are pairs.
-    pub(crate) depth: usize,
-    /// Factor of their products with keys.
-    pub(crate) scale: f32,
-}
-
-/// Packed keys of a run.
-#[derive(Clone, Copy)]
-pub(crate) struct FloatKeys<K = AnyPanels> {
-    /// Panels, of floats or pairs. Only those of few rows may be scattered; the run is then all that the table has.
-    pub(crate) panels: K,
-    /// Keys that few rows prefetch meanwhile.
-    pub(crate) later: Option<LaterKeys>,
-}
-
-/// Keys that few rows prefetch while they compute others.
-#[derive(Clone, Copy)]
-pub(crate) enum LaterKeys {
-    /// Panels so many bytes [behind](dot_tile::behind) those that are computed.
-    Panels { far: usize },
-    /// Rows that are not packed yet, from `at` on, which are prefetched as the keys are read: `bytes` for each element of a panel.
-    Rows { at: *const u8, bytes: usize },
-}
 
 /// Computes the scores of a row block against a run of packed keys.
 ///
+/// Only panels of few rows may be scattered; the run is then all that the table has. Few rows prefetch `later` meanwhile.
+///
 /// # Safety
-/// Every query is readable for `depth` floats, or pairs where keys are, and so are all panels of keys.
+/// Every query is readable for `head_dim` floats, or in pairs where keys are pairs, and so are all panels of keys.
 #[inline(always)]
 pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
     s: S,
     run: &mut ScoreRun<'_>,
-    queries: FloatQueries<'_>,
-    keys: FloatKeys<Rows<T>>,
+    queries: QueryRows<'_>,
+    panels: Rows<T>,
+    later: Option<LaterKeys>,
 ) {
-    let rows = run.rows;
-    assert!(queries.rows.len() == rows && (rows <= MEMORY_BOUND_ROWS || !keys.panels.are_scattered()));
+    let (rows, keys) = (run.rows, Panels { all: panels, depth: queries.head_dim.div_ceil(T::By::PRODUCTS), later });
+    assert!(queries.rows.len() == rows && (rows <= MEMORY_BOUND_ROWS || !panels.are_scattered()));
     // Rows of pages, which tiles do not prefetch, are read more slowly two panels at a time; scattered panels are read one
     // by one.
-    let in_first = if keys.later.is_some() && !keys.panels.are_scattered() { T::By::DOT_VECS[0] } else { 1 };
+    let in_first = if later.is_some() && !panels.are_scattered() { T::By::DOT_VECS[0] } else { 1 };
     let vecs = dot_tile::panels(s, rows, [in_first, T::By::DOT_VECS[1]]);
-    let level = match keys.later.map_or(NO_LEVEL, |_| dot_tile::level(s, rows)) {
+    let level = match later.map_or(NO_LEVEL, |_| dot_tile::level(s, rows)) {
         // Rows of elements are few, so those that prefetch nothing need no code of their own.
         NO_LEVEL if const { T::By::PRODUCTS == 1 && S::PREFETCHES } => SECOND_OR_NONE,
         SECOND if run.spans.len() > 1 => SECOND_OR_NONE,
@@ -96,6 +70,15 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
     });
 }
 
+/// Panels of a run, and what few rows prefetch meanwhile.
+#[derive(Clone, Copy)]
+struct Panels<T> {
+    all: Rows<T>,
+    /// Number of elements of a panel in each lane, or of pairs.
+    depth: usize,
+    later: Option<LaterKeys>,
+}
+
 impl LaterKeys {
     /// Returns what a tile of `vecs` panels, the first of which is panel `n` of `all` that are these keys, prefetches; panels are
     /// so deep.
@@ -125,8 +108,8 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
     s: S,
     run: &mut ScoreRun<'_>,
     strip: Strip,
-    FloatQueries { rows: queries, depth: d, scale }: FloatQueries<'_>,
-    FloatKeys { panels: keys, later }: FloatKeys<Rows<T>>,
+    QueryRows { rows: queries, scale, .. }: QueryRows<'_>,
+    Panels { all: keys, depth: d, later }: Panels<T>,
 ) {
     let (all, scale, scattered) = ([run.rows, run.panels.len()], s.splat(scale), keys.are_scattered());
     let (first_panel, out) = (run.panels.start, run.out.as_mut_ptr());

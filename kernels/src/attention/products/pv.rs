@@ -10,8 +10,9 @@
 //! Few rows read wide values a run of keys at a time. Between runs their sums are stored in the running outputs, which
 //! hold nothing else yet.
 
+use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::products::pv_tile::{RunningRows, Terms, prefetch_distance, row_floats, tile};
 use crate::attention::steps::epilogue::ColumnEnds;
-use crate::attention::steps::pv_tile::{RunningRows, Terms, prefetch_distance, row_floats, tile};
 use crate::attention::steps::span::{Span, for_each_register_tile};
 use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, PrefetchQueue, tile_prefetches};
@@ -52,8 +53,19 @@ pub(crate) struct ValueSums<'a> {
     /// Factors and addresses of the rows, if all of them end with this block: they are written there instead of to the
     /// running outputs.
     pub(crate) ends: Option<ColumnEnds<'a>>,
+    /// Signs that weights may have.
+    pub(crate) signs: WeightSigns,
     /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
+}
+
+/// Signs that weights may have. Bytes have none.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WeightSigns {
+    /// None is below 0.
+    NonNegative,
+    /// Any: they come from a weight function.
+    Any,
 }
 
 /// Number of keys in a run of which few rows read all columns before the next run, if a tile does not cover all
@@ -109,6 +121,22 @@ impl<'a> ValueSums<'a> {
         }));
         assert!(self.rows == 0 || self.out.len() >= (self.rows - 1) * self.out_stride + self.vecs() * LANES);
         debug_assert!(!self.fresh || !self.spans.iter().any(|span| span.is_empty()));
+    }
+
+    /// Returns the operands of a tile of `tile_rows` rows, or what is left, none of which ends.
+    pub(crate) fn of_tile(&mut self, tile: usize, tile_rows: usize) -> ValueSums<'_> {
+        let rows = tile * tile_rows..self.rows.min((tile + 1) * tile_rows);
+        ValueSums {
+            weights: &self.weights[rows.start * SCORE_STRIDE..],
+            spans: &self.spans[tile..=tile],
+            rows: rows.len(),
+            rescale_prev: &self.rescale_prev[rows.start..],
+            rescale_block: &self.rescale_block[rows.start..],
+            out: &mut self.out[rows.start * self.out_stride..],
+            ends: None,
+            prefetch: &mut *self.prefetch,
+            ..*self
+        }
     }
 
     /// Returns the running outputs of the rows from `row` on, from the vector `vec` on.

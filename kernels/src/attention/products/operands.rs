@@ -1,0 +1,81 @@
+//! Operands of products, as an arithmetic takes them.
+
+use crate::kv::key_block::{BlockValues, Keys};
+use crate::matmul::pack::NonFinite;
+use crate::tensor::any::AnyRows;
+use core::ops::Range;
+
+/// Query to be written to scratch.
+#[derive(Clone, Copy)]
+pub(crate) struct QueryRow<'a> {
+    /// The query is row 0.
+    pub(crate) row: AnyRows,
+    pub(crate) head_dim: usize,
+    /// Factor of its products with keys.
+    pub(crate) scale: f32,
+    /// Scales of the keys' channels, if keys have such.
+    pub(crate) channels: Option<&'a [f32]>,
+}
+
+/// Queries of a row block.
+#[derive(Clone, Copy)]
+pub(crate) struct QueryRows<'a> {
+    /// Rows, contiguous each.
+    pub(crate) rows: &'a [*const f32],
+    pub(crate) head_dim: usize,
+    /// Factor of their products with keys.
+    pub(crate) scale: f32,
+}
+
+/// Keys of a block, and its values, which latent keys lie in.
+#[derive(Clone, Copy)]
+pub(crate) struct KeySource {
+    pub(crate) keys: Keys,
+    pub(crate) values: BlockValues,
+}
+
+/// Keys to be packed.
+#[derive(Clone)]
+pub(crate) struct KeysToPack {
+    pub(crate) source: KeySource,
+    /// Keys of the block, from a whole panel on.
+    pub(crate) keys: Range<usize>,
+    /// Number of keys from the first of these on that are packed or, after these, prefetched.
+    pub(crate) all: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) packing: Packing,
+}
+
+/// Whether keys or values are packed already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Packing {
+    Done,
+    Needed,
+}
+
+/// Values to be packed: all of a block, some contiguous columns.
+#[derive(Clone, Copy)]
+pub(crate) struct ValuesToPack {
+    pub(crate) rows: AnyRows,
+    /// Number of rows, and of columns.
+    pub(crate) size: [usize; 2],
+    pub(crate) nonfinite: NonFinite,
+    pub(crate) packing: Packing,
+}
+
+/// Keys of a run, as an arithmetic reads them: its first panel is the run's first. Only those of few rows may be scattered.
+#[derive(Clone, Copy)]
+pub(crate) struct RunKeys {
+    pub(crate) keys: Keys,
+    /// Keys that few rows prefetch meanwhile.
+    pub(crate) later: Option<LaterKeys>,
+}
+
+/// Keys that few rows prefetch while they compute others.
+#[derive(Clone, Copy)]
+pub(crate) enum LaterKeys {
+    /// Panels `far` bytes [behind](crate::matmul::dot_tile::behind) those that are computed.
+    Panels { far: usize },
+    /// Rows that are not packed yet, from `at` on, which are prefetched as the keys are read: `bytes` for each element of a panel.
+    Rows { at: *const u8, bytes: usize },
+}

@@ -1,0 +1,208 @@
+//! Products of bfloat16 pairs, by the machine's own dot product: see `matmul/bf16_pairs.rs`.
+
+use crate::attention::products::operands::{
+    KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
+};
+use crate::attention::products::pv::{ValueSums, Values, values};
+use crate::attention::products::qk;
+use crate::attention::products::score_run::ScoreRun;
+use crate::attention::products::{Arithmetic, Multiply};
+use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::softmax::{SoftmaxState, WeightForm, softmax};
+use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
+use crate::matmul::bf16_pairs;
+use crate::matmul::operands::{Bf16Pairs, HalfPair};
+use crate::matmul::pack::{self, NonFinite};
+use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
+use crate::simd::aligned::elements_mut;
+use crate::simd::exp::ForBf16;
+use crate::simd::{Bf16Dot, Bf16DotWork, LANES, Simd};
+use crate::tensor::any::Typed;
+use crate::tensor::element::Bf16;
+use crate::tensor::rows::Rows;
+
+impl Multiply for Bf16Pairs {
+    const GROUP: usize = 2;
+    const ROUNDS_IN_SOFTMAX: bool = true;
+
+    fn query_floats(head_dim: usize) -> usize {
+        head_dim.div_ceil(2)
+    }
+
+    unsafe fn store_query<S: Simd>(
+        s: S,
+        QueryRow { row, head_dim, .. }: QueryRow<'_>,
+        room: &mut [f32],
+        to: &mut [f32],
+    ) {
+        let wide: &mut [Bf16] = &mut elements_mut(room)[..head_dim.next_multiple_of(LANES)];
+        // SAFETY: the caller guarantees the query, of `head_dim` elements.
+        unsafe { pack::pack_rows(s, row, [1, head_dim], NonFinite::Ignored, wide) };
+        // An odd last element is paired with the padding.
+        let to = elements_mut(to);
+        to.copy_from_slice(&wide[..to.len()]);
+    }
+
+    fn reads_keys(keys: Keys, _: usize, head_dim: usize) -> bool {
+        matches!(keys, Keys::Packed(panels) if !panels.are_scattered() && head_dim.is_multiple_of(2))
+    }
+
+    fn panel_floats(_: KeySource, head_dim: usize) -> usize {
+        LANES * head_dim.max(LANES)
+    }
+
+    unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack, out: &mut [f32]) -> Keys {
+        let KeysToPack { source, keys, all, head_dim, packing } = to_pack;
+        let panel = head_dim.div_ceil(2) * LANES;
+        if packing == Packing::Needed {
+            // SAFETY: the caller guarantees the keys; a cache's panels are whole.
+            unsafe {
+                match source.keys {
+                    Keys::Rows(Typed::Bf16(rows)) => {
+                        let n = [keys.len(), all];
+                        bf16_pairs::pack(s, rows.rows_from(keys.start), n, head_dim, elements_mut(out));
+                    }
+                    Keys::Packed(Typed::Bf16(panels)) => {
+                        let pairs = elements_mut(out).chunks_exact_mut(panel);
+                        for (n, pairs) in (keys.start / LANES..keys.end.div_ceil(LANES)).zip(pairs) {
+                            bf16_pairs::pair_up(panels.at(n), 1, head_dim, pairs);
+                        }
+                    }
+                    _ => unreachable!("pairs are made of bfloat16"),
+                }
+            }
+        }
+        Keys::Pairs(Rows::strided(out.as_ptr().cast(), panel as isize, 1))
+    }
+
+    unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: QueryRows<'_>, keys: RunKeys) {
+        // SAFETY: same contract.
+        unsafe { s.with_bf16_dot(PairScores { run, queries, keys }) }
+    }
+
+    fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
+        // SAFETY: the work has no contract.
+        unsafe { s.with_bf16_dot(SoftmaxOfPairs { row_block, state }) }
+    }
+
+    unsafe fn prepare_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {
+        if from == Arithmetic::Floats {
+            // SAFETY: the work has no contract.
+            unsafe { s.with_bf16_dot(Round(row_block)) }
+        }
+    }
+
+    fn weight(weights: &[f32], key: usize) -> f32 {
+        bf16_pairs::rounded(weights, key)
+    }
+
+    fn reads_values(columns: &Columns, rows: usize) -> bool {
+        rows <= MEMORY_BOUND_ROWS || !columns.are_far()
+    }
+
+    unsafe fn pack_values<S: Simd>(s: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
+        let (ValuesToPack { rows, size, nonfinite, packing }, out) = (values, elements_mut(out));
+        if packing == Packing::Needed {
+            // SAFETY: the caller guarantees the values.
+            unsafe { pack::pack_rows(s, rows, size, nonfinite, out) }
+        }
+        let step = size[1].next_multiple_of(LANES) as isize;
+        ColumnValues::Elements(Typed::Bf16(Rows::strided(out.as_ptr(), step, 1)))
+    }
+
+    unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, rows: ColumnValues) {
+        let Typed::Bf16(rows) = rows.elements() else { unreachable!("pairs are made of bfloat16") };
+        // SAFETY: same contract.
+        unsafe { s.with_bf16_dot(Values { values: rows.cast::<HalfPair>(), sums }) }
+    }
+}
+
+/// Scores to compute by pairs.
+struct PairScores<'a, 'b> {
+    run: &'b mut ScoreRun<'a>,
+    queries: QueryRows<'b>,
+    keys: RunKeys,
+}
+
+/// Same contract as [`qk::scores`], with queries as pairs.
+impl Bf16DotWork for PairScores<'_, '_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
+        let Self { run, queries, keys: RunKeys { keys, later } } = self;
+        // SAFETY: the caller guarantees the contract of `scores` for these keys. Single elements `[head_dim][16]`, of an even
+        // number of dimensions, are two rows of halves for each pair.
+        unsafe {
+            match keys {
+                Keys::Pairs(panels) => qk::scores(s, run, queries, panels, later),
+                Keys::Packed(Typed::Bf16(panels)) => qk::scores(s, run, queries, panels.cast::<HalfPair>(), later),
+                _ => unreachable!("keys are packed as pairs"),
+            }
+        }
+    }
+}
+
+/// Same contract as [`values`], with rounded weights.
+impl Bf16DotWork for Values<'_, '_, Rows<HalfPair>> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
+        // SAFETY: the caller guarantees the contract of `values`.
+        unsafe { values(s, self.sums, self.values) }
+    }
+}
+
+/// Weights as bfloat16: the pair of keys 2i and 2i + 1 lies where the score of key i was.
+impl<S: Bf16Dot> WeightForm<S> for Bf16Pairs {
+    const IN_PLACE: bool = false;
+    type Accuracy = ForBf16;
+
+    #[inline(always)]
+    unsafe fn store(s: S, row: *mut f32, panel: usize, weights: S::V) -> S::V {
+        // SAFETY: eight pairs, floats 8·panel to 8·panel + 8 of the row: they end before the panel does, so they lie in it
+        // or in those before it, which the caller guarantees are writable and have been read.
+        unsafe { s.store_bf16x2(row.add(panel * LANES / 2).cast(), weights) }
+    }
+}
+
+/// Softmax that stores weights as pairs.
+struct SoftmaxOfPairs<'a> {
+    row_block: ScoreBlock<'a>,
+    state: SoftmaxState<'a>,
+}
+
+/// Has no contract: it is safe for any score block.
+impl Bf16DotWork for SoftmaxOfPairs<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
+        softmax::<S, Bf16Pairs>(s, self.row_block, self.state);
+    }
+}
+
+/// Finished weights to round to pairs, in place.
+struct Round<'a>(ScoreBlock<'a>);
+
+/// Has no contract: it is safe for any score block.
+impl Bf16DotWork for Round<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Bf16Dot>(mut self, s: S) {
+        s.vectorize(
+            #[inline(always)]
+            || {
+                self.0.for_each_row(
+                    s,
+                    #[inline(always)]
+                    |_, panels, weights| {
+                        for panel in panels {
+                            // SAFETY: a panel of the row is read, and its pairs are written to the first half of the row, over
+                            // weights that have been read already or belong to no key of the span.
+                            unsafe { Bf16Pairs::store(s, weights, panel, s.load(weights.add(panel * LANES))) };
+                        }
+                    },
+                );
+            },
+        );
+    }
+}
