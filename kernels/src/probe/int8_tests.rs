@@ -76,7 +76,10 @@ impl Case {
         }
         #[cfg(target_arch = "x86_64")]
         {
-            use crate::simd::{Int8DotWork, avx2::Avx2, avx512::Avx512Vnni};
+            use crate::simd::{
+                Int8DotWork,
+                x86::{avx2::Avx2, avx512::Avx512Vnni},
+            };
             if let Some(avx2) = Avx2::detect() {
                 // SAFETY: the scores' keys are in whole panels.
                 self.check_form("avx2 without vnni", Avx2::TILE_ROWS, &span_of, |scores| unsafe { scores.run(avx2) });

@@ -3,7 +3,7 @@ use crate::attention::steps::float_loops;
 use crate::attention::steps::span::Span;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::Simd;
-use crate::simd::avx512::Avx512;
+use crate::simd::x86::avx512::Avx512;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Bf16, Element};
 
