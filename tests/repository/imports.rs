@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The rooms of the kernels, ground floor first: a file imports from its own room and those before it.
-const ROOMS: [&str; 17] = [
+const ROOMS: [&str; 18] = [
     "sync",
     "thread_pool",
     "work_queue",
@@ -16,6 +16,7 @@ const ROOMS: [&str; 17] = [
     "machine",
     "kv",
     "nn",
+    "attention::scratch",
     "attention::call",
     "attention::steps",
     "attention::blocks",

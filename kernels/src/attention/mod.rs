@@ -5,4 +5,5 @@ pub(crate) mod blocks;
 pub(crate) mod call;
 pub(crate) mod forward;
 pub(crate) mod schedule;
+pub(crate) mod scratch;
 pub(crate) mod steps;

@@ -1,6 +1,6 @@
 //! Tests of the int8 scores against plain integers, in every instruction set, with and without products of bytes.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::qk_int8::{Int8Queries, IntegerKeys};
 use crate::attention::steps::score_run::{ScoreRun, Scores};
 use crate::attention::steps::span::Span;

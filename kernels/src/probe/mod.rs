@@ -7,7 +7,7 @@ mod int8_tests;
 pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
-use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
+use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::key_sums::{self, Chain, KeySums};
 use crate::attention::steps::pv::ValueSums;
 use crate::attention::steps::qk::{FloatKeys, FloatQueries};

@@ -9,7 +9,7 @@ use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
+use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::dropout::{self, Kept};
 use crate::attention::steps::float_loops;
 use crate::attention::steps::key_sums::{self, KeySums};

@@ -3,7 +3,7 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::prefetch;
 use crate::attention::blocks::queries::{Queries, are_readable_in_place};
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::bf16::PairPanels;
 use crate::attention::steps::float_loops;
 use crate::attention::steps::qk::{FloatKeys, FloatQueries, LaterKeys};

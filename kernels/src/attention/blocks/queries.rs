@@ -1,7 +1,7 @@
 //! Query rows of a task in the form that the keys need: in place, copied, as pairs, or as bytes.
 
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::call::tiling::{QueryMemory, Regions};
+use crate::attention::scratch::{QueryMemory, Regions};
 use crate::attention::steps::qk_int8::Int8Queries;
 use crate::kv::key_block::QueryForm;
 use crate::matmul::int4;

@@ -1,6 +1,6 @@
 //! Spans: the keys of a block that each tile of a row block needs.
 
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::span::Span;
 use crate::matmul::tile_shape::MIN_TILE_ROWS;
 use core::ops::Deref;

@@ -4,8 +4,8 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::prefetch;
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
+use crate::attention::scratch::{Regions, SCORE_STRIDE};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::pv_int4::Int4Values;

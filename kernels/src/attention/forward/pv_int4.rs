@@ -2,7 +2,7 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::prefetch;
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_int4::Int4Values;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;

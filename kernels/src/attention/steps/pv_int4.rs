@@ -7,7 +7,7 @@
 //!     out[MR][32] += bytes · values, times the unit                                       pv_tile.rs
 //! ```
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_tile::{Terms, prefetch_distance, tile};
 use crate::attention::steps::span::{Span, for_each_register_tile};

@@ -1,6 +1,6 @@
 //! P·V of int8 values: weights are rounded to 16 bits and multiplied by bytes, in fours of keys.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::pv::{Values, values};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::matmul::int8::{LARGEST_WEIGHT, QUAD, ValueQuad, WeightFactors, scale_weights};

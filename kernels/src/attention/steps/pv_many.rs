@@ -12,7 +12,7 @@
 //! Last columns that fill at most half a vector are computed as one, two tiles of rows at a time, since one has too few
 //! sums to keep the machine busy: lane by lane the same operations, so the same bits.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::pv::ValueSums;
 use crate::attention::steps::pv_tile::end_rows;
 use crate::attention::steps::span::Span;

@@ -6,7 +6,7 @@
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_run::{ScoreRun, Strip};
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
 use crate::matmul::operands::{MulAdd, Operand};

@@ -11,7 +11,7 @@
 //!
 //! Rows that are [apart](Span::apart) make other tiles, of one panel each and the next rows that need it.
 
-use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
+use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::qk::FloatQueries;
 use crate::attention::steps::score_run::{ScoreRun, Strip};
 #[cfg(doc)]
