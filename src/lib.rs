@@ -35,9 +35,9 @@
 
 mod attention;
 mod backward;
-mod block_states;
 mod cache;
 mod cause;
+mod ends;
 mod error;
 #[cfg(doctest)]
 mod guide;
@@ -50,17 +50,14 @@ mod likely;
 pub mod masks;
 pub mod naive;
 mod page_pool;
+mod parts;
 mod plan;
 mod shape;
 mod state;
 mod threads;
 
 pub use attention::Attention;
-pub use backward::{
-    BackwardPlan, BackwardProblem, BackwardState, KeyGradientShape, KeyGradientSums, attention_backward,
-    attention_backward_with,
-};
-pub use block_states::{BlockStates, RowStates};
+pub use backward::{BackwardPlan, BackwardProblem, attention_backward, attention_backward_with};
 pub use cache::{KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
 pub use error::Error;
@@ -68,6 +65,7 @@ pub use inputs::Inputs;
 pub use kernels::*;
 pub use layer_caches::LayerCaches;
 pub use page_pool::PagePool;
+pub use parts::{BackwardState, BlockStates, KeyGradientShape, KeyGradientSums, RowStates};
 pub use plan::Plan;
 pub use plan::explain::{Explanation, Machine};
 pub use plan::problem::Problem;

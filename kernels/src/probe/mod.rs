@@ -151,7 +151,7 @@ impl Bench {
     pub fn new(rows: usize, keys: usize, head_dim: usize, mut fill: impl FnMut() -> f32) -> Self {
         assert!(
             rows <= MAX_ROW_BLOCK
-                && keys <= crate::KEY_BLOCK
+                && keys <= KEY_BLOCK
                 && keys.is_multiple_of(LANES)
                 && head_dim.is_multiple_of(LANES)
                 && (1..=MAX_DIM).contains(&head_dim),

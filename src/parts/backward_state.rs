@@ -2,12 +2,12 @@
 
 use crate::attention::Attention;
 use crate::backward::functions::NO_DERIVATIVE;
-use crate::backward::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::backward::problem::BackwardProblem;
 use crate::backward::run::no_memory;
 use crate::error::Error;
 use crate::error::messages::KEYS_BEFORE;
 use crate::inputs::{Inputs, KeyLists};
+use crate::parts::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::state::parted_call::{PartedCall, check_no_keys, check_room};
 use crate::threads::exec::Exec;
 use crate::threads::workspace::Workspace;
