@@ -21,7 +21,7 @@
 //! | gradients | [`attention_backward()`], [`attention_backward_with`]: [`Saved`] results to [`Gradients`] |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
 //! | threads other than rayon's, deadlines | [`ThreadPool`], or an [`Executor`] of your own; [`Run`], for [`Problem::run_with`] |
-//! | keys in several parts | [`AttnState`], [`merge`]; gradients: [`BackwardState`], [`KeyGradientSums`] |
+//! | keys in several parts | [`AttnState`], [`merge`]; on several machines: the module `parts`, with the feature of that name |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]); those of a model's layers: [`LayerCaches`] |
 //! | reference | [`naive`]: the oracle |
 //! | layers around attention, whole models | the crate `sdpa-layers` |
@@ -50,7 +50,8 @@ mod likely;
 pub mod masks;
 pub mod naive;
 mod page_pool;
-mod parts;
+#[cfg(feature = "parts")]
+pub mod parts;
 mod plan;
 mod shape;
 mod state;
@@ -65,7 +66,6 @@ pub use inputs::Inputs;
 pub use kernels::*;
 pub use layer_caches::LayerCaches;
 pub use page_pool::PagePool;
-pub use parts::{BackwardState, BlockStates, KeyGradientShape, KeyGradientSums, RowStates};
 pub use plan::Plan;
 pub use plan::explain::{Explanation, Machine};
 pub use plan::problem::Problem;
