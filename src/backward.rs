@@ -1,16 +1,12 @@
 //! Backward pass: gradients of attention, in one fused pass over the keys.
 
-mod functions;
-mod key_gradient_sums;
+pub(crate) mod functions;
 pub(crate) mod problem;
 pub(crate) mod run;
-mod state;
 
 pub(crate) use functions::{NO_DERIVATIVE, WEIGHT_FUNCTION};
-pub use key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 pub use problem::BackwardProblem;
 pub use run::BackwardPlan;
-pub use state::BackwardState;
 
 use crate::attention::{Attention, scratch_of};
 use crate::error::Error;
@@ -137,7 +133,7 @@ impl Attention {
     }
 
     /// Returns the call and its sizes, if everything fits together.
-    fn checked_backward<'a>(
+    pub(crate) fn checked_backward<'a>(
         &self,
         inputs: &Inputs<'a>,
         saved: &Saved<'_>,

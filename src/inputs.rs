@@ -6,7 +6,7 @@ mod parts;
 use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::Shape;
-pub(crate) use check::{check_period, cumulative};
+pub(crate) use check::check_period;
 pub(crate) use parts::{KeyLists, WHOLE};
 use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, Tensor};
 
@@ -23,7 +23,7 @@ use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, Tensor};
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
     pub(crate) q: Tensor<'a>,
-    source: Source<'a>,
+    pub(crate) source: Source<'a>,
     pub(crate) bias: Option<Covered<Tensor<'a>>>,
     pub(crate) mask: Option<Covered<Mask<'a>>>,
     pub(crate) period: Option<usize>,
@@ -38,7 +38,7 @@ pub struct Inputs<'a> {
 
 /// Source of keys and values. Two separate tensors are not yet checked against each other.
 #[derive(Debug, Clone, Copy)]
-enum Source<'a> {
+pub(crate) enum Source<'a> {
     Tensors { k: Tensor<'a>, v: Tensor<'a> },
     Pages(Pages<'a>),
     Cache(&'a KvCache),

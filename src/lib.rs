@@ -21,7 +21,7 @@
 //! | gradients | [`attention_backward()`], [`attention_backward_with`]: [`Saved`] results to [`Gradients`] |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
 //! | threads other than rayon's, deadlines | [`ThreadPool`], or an [`Executor`] of your own; [`Run`], for [`Problem::run_with`] |
-//! | keys in several parts | [`AttnState`], [`merge`]; gradients: [`BackwardState`], [`KeyGradientSums`] |
+//! | keys in several parts | [`AttnState`], [`merge`]; on several machines: the module `parts`, with the feature of that name |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]); those of a model's layers: [`LayerCaches`] |
 //! | reference | [`naive`]: the oracle |
 //! | layers around attention, whole models | the crate `sdpa-layers` |
@@ -35,9 +35,9 @@
 
 mod attention;
 mod backward;
-mod block_states;
 mod cache;
 mod cause;
+mod ends;
 mod error;
 #[cfg(doctest)]
 mod guide;
@@ -50,17 +50,15 @@ mod likely;
 pub mod masks;
 pub mod naive;
 mod page_pool;
+#[cfg(feature = "parts")]
+pub mod parts;
 mod plan;
 mod shape;
 mod state;
 mod threads;
 
 pub use attention::Attention;
-pub use backward::{
-    BackwardPlan, BackwardProblem, BackwardState, KeyGradientShape, KeyGradientSums, attention_backward,
-    attention_backward_with,
-};
-pub use block_states::{BlockStates, RowStates};
+pub use backward::{BackwardPlan, BackwardProblem, attention_backward, attention_backward_with};
 pub use cache::{KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
 pub use error::Error;

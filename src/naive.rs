@@ -9,7 +9,11 @@ mod sequence;
 
 pub use backward::{Gradient, gradients};
 
-use crate::{Attention, Error, Inputs, MaskMod, Mods, ScoreMod, Shape, WeightMod};
+use crate::attention::Attention;
+use crate::error::Error;
+use crate::inputs::Inputs;
+use crate::shape::Shape;
+use sdpa_kernels::{MaskMod, Mods, ScoreMod, WeightMod};
 use sequence::Sequence;
 
 /// Results of attention, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at

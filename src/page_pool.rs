@@ -4,8 +4,8 @@
 mod file;
 
 use crate::cache::{check_accepted, check_elements, check_format, check_tokens};
+use crate::ends::cumulative;
 use crate::error::{Error, at_most, same};
-use crate::inputs::cumulative;
 use crate::shape::KvShape;
 use sdpa_kernels::{BlockTable, Bound, CacheFormat, Isa, NewTokens, PackedPool, PageError, Pages, Tensor};
 

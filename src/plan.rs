@@ -90,6 +90,7 @@ impl Plan {
     }
 
     /// Plans the states of each block of keys by itself, whose number of rows may be too large: see the tiling.
+    #[cfg(feature = "parts")]
     pub(crate) fn of_blocks(problem: &Problem<'_>, exec: Exec) -> Self {
         let (shape, rows) = (problem.shape, problem.longest_rows());
         let (tile_rows, _) = exec.isa.tile();

@@ -21,7 +21,8 @@ use crate::report::Report;
 use crate::sequences::OF_KEYS;
 use crate::whole::Whole;
 use core::ops::Range;
-use sdpa::{Alignment, BackwardState, Gradients, Inputs, MaskMod, Mods, Saved, ScoreMod, View, WeightMod};
+use sdpa::parts::BackwardState;
+use sdpa::{Alignment, Gradients, Inputs, MaskMod, Mods, Saved, ScoreMod, View, WeightMod};
 use std::collections::BTreeMap;
 
 /// Runs the backward pass of a call.

@@ -6,7 +6,7 @@ use crate::layout::{Stretch, Tree};
 use crate::message::{Transfer, Way};
 use crate::report::Report;
 use crate::timeout::{Advance, Awaited};
-use sdpa::{BlockStates, RowStates};
+use sdpa::parts::{BlockStates, RowStates};
 use std::time::Duration;
 
 /// Tags of states on their way to be merged, and of the result.

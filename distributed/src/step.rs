@@ -9,7 +9,8 @@ use crate::group::Group;
 use crate::layout::{KEYS, in_order};
 use crate::merges::{Gathering, Merges};
 use crate::report::Report;
-use sdpa::{Attention, BlockStates, Inputs, Outputs, RowStates};
+use sdpa::parts::{BlockStates, RowStates};
+use sdpa::{Attention, Inputs, Outputs};
 use std::time::Instant;
 
 /// Decode step: rows that all ranks have, and the keys that this one has, in blocks of 256.

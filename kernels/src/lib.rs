@@ -45,7 +45,6 @@ pub use attention::call::mods::{
 };
 pub use attention::call::options::{Cover, Covered, Mask, Options, Ragged, alibi_slopes};
 pub use attention::call::outputs::{Outputs, Point, Seen, State};
-pub use attention::call::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Tiling};
 pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use attention::call::{Call, Sequence};
 pub use attention::schedule::accumulation::Accumulation;
@@ -55,6 +54,7 @@ pub use attention::schedule::launch::Launch;
 pub use attention::schedule::merge::{merge_results, merge_states};
 pub use attention::schedule::partials::Partials;
 pub use attention::schedule::split_sequences::{SplitRows, Then};
+pub use attention::scratch::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Tiling};
 #[cfg(feature = "nn")]
 pub use elementary::{cos, pow, sin};
 pub use kv::block_table::{BlockTable, PageError};

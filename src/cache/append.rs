@@ -1,8 +1,8 @@
 //! Appending tokens.
 
 use crate::cache::{KvCache, check_elements, check_tokens};
+use crate::ends::cumulative;
 use crate::error::{Error, same};
-use crate::inputs::cumulative;
 use crate::shape::KvShape;
 use sdpa_kernels::{Bound, NewTokens, Tensor};
 

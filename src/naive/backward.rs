@@ -6,9 +6,12 @@
 
 use super::sequence::Sequence;
 use super::{Answer, Dense, Real, answer};
+use crate::attention::Attention;
 use crate::backward::{NO_DERIVATIVE, WEIGHT_FUNCTION};
-use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ScoreMod, Shape, WeightMod};
-use sdpa_kernels::{Covered, Tensor, View};
+use crate::error::Error;
+use crate::inputs::Inputs;
+use crate::shape::Shape;
+use sdpa_kernels::{Covered, MaskMod, Mods, Position, ScoreMod, Tensor, View, WeightMod};
 
 /// Gradients of attention, the result of [`gradients`]: each dense, in the shape of its tensor.
 ///

@@ -2,8 +2,7 @@
 
 use super::sequence::Sequence;
 use super::{Answer, Dense, Real};
-use crate::{Mask, MaskMod, Mods, Position, ScoreMod, WeightMod};
-use sdpa_kernels::{Causality, Cover, Covered};
+use sdpa_kernels::{Causality, Cover, Covered, Mask, MaskMod, Mods, Position, ScoreMod, WeightMod};
 
 impl Sequence<'_> {
     /// Appends the results of the row at `at` to `all`.

@@ -1,7 +1,9 @@
 //! One sequence of a call of the oracle: where its rows and keys are, and how far apart.
 
-use crate::{Attention, Inputs, Position, Shape};
-use sdpa_kernels::{Alignment, Cover};
+use crate::attention::Attention;
+use crate::inputs::Inputs;
+use crate::shape::Shape;
+use sdpa_kernels::{Alignment, Cover, Position};
 
 /// Sequence of a call, with the call's settings, inputs and sizes.
 pub(super) struct Sequence<'a> {

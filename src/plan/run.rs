@@ -88,6 +88,7 @@ impl Problem<'_> {
     }
 }
 
+#[cfg(feature = "parts")]
 impl Workspace {
     /// Carries out a launch without functions.
     pub(crate) fn carry_out(&mut self, plan: &Plan, launch: &Launch<'_>, executor: &dyn Executor) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! States of what options: how they are made.
 
-use crate::Attention;
+use crate::attention::Attention;
 use crate::error::{Error, floats, same, zeros};
 use crate::inputs::Inputs;
 use crate::shape::KvShape;

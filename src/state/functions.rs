@@ -1,7 +1,8 @@
 //! Functions of the caller over rows and keys that come in parts: positions count from the first of all rows and keys.
 
-use crate::backward::problem::BackwardProblem;
-use crate::backward::run::BackwardPlan;
+#[cfg(feature = "parts")]
+use crate::backward::{BackwardPlan, BackwardProblem};
+#[cfg(feature = "parts")]
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
@@ -36,6 +37,7 @@ pub(crate) trait Functions: Send + Sync {
     /// Computes a problem over some of the keys.
     fn run(&self, problem: Problem<'_>, exec: Exec<'_>, workspace: &mut Workspace, shift: Shift);
     /// Computes the gradients of a problem over some of the keys.
+    #[cfg(feature = "parts")]
     fn run_backward(
         &self,
         problem: BackwardProblem<'_>,
@@ -70,6 +72,7 @@ impl<S: ScoreMod, M: MaskMod, P: WeightMod> Functions for Mods<S, M, P> {
         let _ = problem.run_with(&plan, workspace, Run::new().mods(&mods).on(exec));
     }
 
+    #[cfg(feature = "parts")]
     fn run_backward(
         &self,
         problem: BackwardProblem<'_>,

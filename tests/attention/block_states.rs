@@ -1,9 +1,10 @@
 //! States of blocks of keys that lie in several places, folded in order: the bits of one call.
 
 use crate::support::{Tensor, Tensors, execs};
+use sdpa::parts::{BlockStates, RowStates};
 use sdpa::{
-    Alignment, Attention, BlockStates, Dtype, Error, Exec, Inputs, Int4, Isa, KeyScales, KvCache, KvShape, Outputs,
-    RowStates, View, ViewMut, Window,
+    Alignment, Attention, Dtype, Error, Exec, Inputs, Int4, Isa, KeyScales, KvCache, KvShape, Outputs, View, ViewMut,
+    Window,
 };
 use std::ops::Range;
 

@@ -149,7 +149,7 @@ fn probabilities_that_are_none_are_refused() {
     let (attention, keys) = (Attention::new().dropout(1.0, 0, 0), KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 });
     let error = AttnState::new(attention, view, keys, Exec::serial()).unwrap_err();
     assert_eq!(error.to_string(), "dropout: 1, but must be at least 0 and below 1");
-    let error = sdpa::BlockStates::new().compute(
+    let error = sdpa::parts::BlockStates::new().compute(
         &Attention::new().dropout(0.5, 0, 0),
         Inputs::new(view, view, view),
         0,

@@ -1,9 +1,8 @@
 //! Merging of results and of states: a side that saw no key counts for nothing, whatever its output holds.
 
 use crate::support::{LAYOUTS, Rng, Tensor, assert_same, assert_same_bits, execs};
-use sdpa::{
-    Alignment, Attention, AttnState, BlockStates, Exec, Inputs, KvShape, Outputs, RowStates, View, ViewMut, merge,
-};
+use sdpa::parts::{BlockStates, RowStates};
+use sdpa::{Alignment, Attention, AttnState, Exec, Inputs, KvShape, Outputs, View, ViewMut, merge};
 
 const HIDDEN: f32 = f32::NEG_INFINITY;
 /// What other libraries leave in rows that saw nothing.

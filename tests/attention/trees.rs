@@ -4,10 +4,11 @@
 use crate::kv_support::{append_tokens, every_format, picked};
 use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs};
 use sdpa::masks::{Documents, MaskError, PerSequence, Tree};
+use sdpa::parts::BackwardState;
 use sdpa::{
-    Alignment, Attention, AttnState, BackwardState, BlockClass, BlockPosition, BlockTable, CurrentPool, Error, Exec,
-    Gradients, Inputs, KvCache, KvShape, Mask, MaskMod, Mods, Outputs, Pages, Plan, Position, Run, Saved, View,
-    ViewMut, Window, Workspace, alibi_slopes, naive,
+    Alignment, Attention, AttnState, BlockClass, BlockPosition, BlockTable, CurrentPool, Error, Exec, Gradients,
+    Inputs, KvCache, KvShape, Mask, MaskMod, Mods, Outputs, Pages, Plan, Position, Run, Saved, View, ViewMut, Window,
+    Workspace, alibi_slopes, naive,
 };
 use std::sync::Arc;
 

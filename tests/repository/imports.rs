@@ -1,11 +1,13 @@
-//! The house: imports go down only, and no files import each other in a circle.
+//! The house: imports go down only, and neither files nor folders import each other in a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The rooms of the kernels, ground floor first: a file imports from its own room and those before it.
-const ROOMS: [&str; 17] = [
+/// The rooms of a package, ground floor first: a file imports from its own room and those before it.
+type Rooms = &'static [&'static str];
+
+const KERNELS: Rooms = &[
     "sync",
     "thread_pool",
     "work_queue",
@@ -16,6 +18,7 @@ const ROOMS: [&str; 17] = [
     "machine",
     "kv",
     "nn",
+    "attention::scratch",
     "attention::call",
     "attention::steps",
     "attention::blocks",
@@ -23,6 +26,51 @@ const ROOMS: [&str; 17] = [
     "attention::backward",
     "attention::schedule",
     "probe",
+];
+
+const ROOT: Rooms = &[
+    "kernels",
+    "masks",
+    "cause",
+    "error",
+    "ends",
+    "shape",
+    "threads",
+    "plan",
+    "cache",
+    "page_pool",
+    "layer_caches",
+    "inputs",
+    "likely",
+    "attention",
+    "backward",
+    "state",
+    "parts",
+    "naive",
+    "guide",
+];
+
+const LAYERS: Rooms = &[
+    "error",
+    "share",
+    "compute",
+    "sequences",
+    "steps",
+    "linear",
+    "dictionary",
+    "linear_attention",
+    "pool",
+    "norm",
+    "embedding",
+    "positions",
+    "feed_forward",
+    "model",
+    "multi_head",
+    "layer_input",
+    "transformer",
+    "decoder",
+    "bert",
+    "guide",
 ];
 
 /// The files that each file imports, as module paths: `attention::steps::qk`.
@@ -46,7 +94,17 @@ fn module(root: &Path, file: &Path) -> String {
     parts.join("::").trim_end_matches("::mod").to_owned()
 }
 
-/// Reads `use crate::…` and paths that begin with `crate::`, tests left out.
+/// Paths below `crate` that a line of a module names by `crate::…` or `super::…`.
+fn paths(module: &str, line: &str) -> Vec<String> {
+    let above = module.rsplit_once("::").map_or(String::new(), |(above, _)| format!("{above}::"));
+    let from = |word: &str, above: &str| -> Vec<String> {
+        line.match_indices(word).map(|(at, _)| format!("{above}{}", &line[at + word.len()..])).collect()
+    };
+    [from("crate::", ""), from("super::", &above)].concat()
+}
+
+/// Reads `use crate::…` and paths that begin with `crate::` or `super::`, tests left out. What the crate's face hands on is
+/// named by its room.
 fn imports(root: &str) -> Imports {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(root);
     let mut found = Vec::new();
@@ -55,13 +113,14 @@ fn imports(root: &str) -> Imports {
     let mut imports = Imports::new();
     for file in found.iter().filter(|file| !file.to_str().unwrap().contains("tests")) {
         let (name, text) = (module(&root, file), fs::read_to_string(file).unwrap());
-        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let code = text.split("\nmod tests {").next().unwrap();
         let lines = code.lines().map(|line| line.split("//").next().unwrap());
-        let targets = lines.flat_map(|line| line.match_indices("crate::").map(move |(at, _)| &line[at + 7..]));
-        let imported = targets.filter_map(|path| {
+        let imported = lines.flat_map(|line| paths(&name, line)).filter_map(|path| {
             // The longest part of the path that is a file.
             let words: Vec<_> =
                 path.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').next()?.split("::").collect();
+            let is_of_room = path.starts_with(char::is_lowercase) || name == "lib";
+            assert!(is_of_room, "{}: what room is {path} of?", file.display());
             (1..=words.len()).rev().map(|n| words[..n].join("::")).find(|path| modules.contains(path))
         });
         let imported = imported.filter(|target| *target != name && target != "lib").collect();
@@ -91,8 +150,19 @@ fn circle(imports: &Imports) -> Option<String> {
         .cloned()
 }
 
-fn room(module: &str) -> Option<usize> {
-    ROOMS
+/// The folders, or files beside them, that each imports.
+fn folders(imports: &Imports) -> Imports {
+    let folder = |module: &str| module.split("::").next().unwrap().to_owned();
+    let mut all = Imports::new();
+    for (file, targets) in imports {
+        let others = targets.iter().map(|target| folder(target)).filter(|target| *target != folder(file));
+        all.entry(folder(file)).or_default().extend(others);
+    }
+    all
+}
+
+fn room(rooms: Rooms, module: &str) -> Option<usize> {
+    rooms
         .iter()
         .position(|room| module.strip_prefix(room).is_some_and(|rest| rest.is_empty() || rest.starts_with("::")))
 }
@@ -112,16 +182,19 @@ fn no_files_import_each_other_in_a_circle() {
         let imports = imports(root);
         assert!(imports.len() > least, "{root}: files were missed");
         assert_eq!(circle(&imports), None, "{root}");
+        assert_eq!(circle(&folders(&imports)), None, "{root}, by folder");
     }
 }
 
 #[test]
-fn imports_of_the_kernels_go_down() {
-    for (file, targets) in imports("kernels/src") {
-        assert!(room(&file).is_some() || file == "lib" || file == "attention", "{file} is in no room");
-        for target in targets {
-            if let (Some(from), Some(to)) = (room(&file), room(&target)) {
-                assert!(to <= from, "{file} imports {target}");
+fn imports_go_down_the_rooms() {
+    for (root, rooms) in [("kernels/src", KERNELS), ("src", ROOT), ("layers/src", LAYERS)] {
+        for (file, targets) in imports(root) {
+            let from = room(rooms, &file);
+            assert!(from.is_some() || file == "lib" || file == "attention", "{root}: {file} is in no room");
+            for target in targets {
+                let to = room(rooms, &target);
+                assert!(from.is_none() || to <= from, "{root}: {file} imports {target}");
             }
         }
     }

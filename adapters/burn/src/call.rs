@@ -1,8 +1,9 @@
 //! Calls on burn's tensors.
 
 use crate::error::Error;
+use crate::gradients;
 use crate::operands::Operands;
-use crate::{gradients, views};
+use crate::views;
 use burn_flex::Flex;
 use burn_tensor::ops::AttentionModuleOptions;
 use burn_tensor::{Bool, Tensor};

@@ -5,7 +5,8 @@ use crate::error::Error;
 use crate::layout::{KEY_BLOCK, Part};
 use crate::whole::Whole;
 use core::ops::Range;
-use sdpa::{BackwardState, Bf16, F16, Gradients, TensorMut, ViewMut};
+use sdpa::parts::BackwardState;
+use sdpa::{Bf16, F16, Gradients, TensorMut, ViewMut};
 use std::collections::BTreeMap;
 
 /// Function that makes the state of a part.

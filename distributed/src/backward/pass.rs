@@ -12,7 +12,8 @@ use crate::parcel::{Sizes, Travelling};
 use crate::prompt::Call;
 use crate::report::Report;
 use crate::stream::beside;
-use sdpa::{Attention, Gradients, KeyGradientShape, KeyGradientSums, Tensor, TensorMut, ViewMut};
+use sdpa::parts::{KeyGradientShape, KeyGradientSums};
+use sdpa::{Attention, Gradients, Tensor, TensorMut, ViewMut};
 use std::collections::BTreeMap;
 use std::time::Instant;
 

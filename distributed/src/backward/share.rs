@@ -62,7 +62,7 @@ impl<'a> BackwardShare<'a> {
     }
 
     /// Adds a stretch of query rows as [`Self::rows`] does, with any gradients that a
-    /// [`BackwardState`](sdpa::BackwardState) writes:
+    /// [`BackwardState`](sdpa::parts::BackwardState) writes:
     /// - in queries;
     /// - in the bias, if it has a row for each of these rows and more columns than one;
     /// - in sinks, slopes, scale and a bias of one row for all, which are sums over all rows: if the stretch has all of them.

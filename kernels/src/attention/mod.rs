@@ -6,4 +6,5 @@ pub(crate) mod call;
 pub(crate) mod forward;
 pub(crate) mod products;
 pub(crate) mod schedule;
+pub(crate) mod scratch;
 pub(crate) mod steps;

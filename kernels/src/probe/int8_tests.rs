@@ -1,8 +1,8 @@
 //! Tests of the int8 scores against plain integers, in every instruction set, with and without products of bytes.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::products::qk_int8::{Int8Queries, IntegerKeys, IntegerScores};
 use crate::attention::products::score_run::ScoreRun;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::span::{Span, Spans};
 use crate::matmul::int8::*;
 use crate::matmul::key_code::Int8Keys;
@@ -76,7 +76,10 @@ impl Case {
         }
         #[cfg(target_arch = "x86_64")]
         {
-            use crate::simd::{Int8DotWork, avx2::Avx2, avx512::Avx512Vnni};
+            use crate::simd::{
+                Int8DotWork,
+                x86::{avx2::Avx2, avx512::Avx512Vnni},
+            };
             if let Some(avx2) = Avx2::detect() {
                 // SAFETY: the scores' keys are in whole panels.
                 self.check_form("avx2 without vnni", Avx2::TILE_ROWS, &span_of, |scores| unsafe { scores.run(avx2) });

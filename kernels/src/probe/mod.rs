@@ -7,11 +7,11 @@ mod int8_tests;
 pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
-use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::products::Multiply;
 use crate::attention::products::operands::{QueryRows, RunKeys};
 use crate::attention::products::pv::{ValueSums, WeightSigns};
 use crate::attention::products::score_run::ScoreRun;
+use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::key_sums::{self, Chain, KeySums};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax;
@@ -154,7 +154,7 @@ impl Bench {
     pub fn new(rows: usize, keys: usize, head_dim: usize, mut fill: impl FnMut() -> f32) -> Self {
         assert!(
             rows <= MAX_ROW_BLOCK
-                && keys <= crate::KEY_BLOCK
+                && keys <= KEY_BLOCK
                 && keys.is_multiple_of(LANES)
                 && head_dim.is_multiple_of(LANES)
                 && (1..=MAX_DIM).contains(&head_dim),

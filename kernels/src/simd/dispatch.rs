@@ -16,17 +16,17 @@ macro_rules! dispatch {
             }
             #[cfg(target_arch = "aarch64")]
             $crate::simd::isa::Kind::Neon => {
-                let $s = $crate::simd::neon::Neon::detect().expect($crate::simd::dispatch::PROOF);
+                let $s = $crate::simd::aarch64::neon::Neon::detect().expect($crate::simd::dispatch::PROOF);
                 $work
             }
             #[cfg(target_arch = "x86_64")]
             $crate::simd::isa::Kind::Avx2 => {
-                let $s = $crate::simd::avx2::Avx2::detect().expect($crate::simd::dispatch::PROOF);
+                let $s = $crate::simd::x86::avx2::Avx2::detect().expect($crate::simd::dispatch::PROOF);
                 $work
             }
             #[cfg(target_arch = "x86_64")]
             $crate::simd::isa::Kind::Avx512 => {
-                let $s = $crate::simd::avx512::Avx512::detect().expect($crate::simd::dispatch::PROOF);
+                let $s = $crate::simd::x86::avx512::Avx512::detect().expect($crate::simd::dispatch::PROOF);
                 $work
             }
         }
@@ -39,10 +39,10 @@ macro_rules! for_each_token {
     ($implement:ident) => {
         $implement!($crate::simd::portable::Portable);
         #[cfg(target_arch = "aarch64")]
-        $implement!($crate::simd::neon::Neon);
+        $implement!($crate::simd::aarch64::neon::Neon);
         #[cfg(target_arch = "x86_64")]
-        $implement!($crate::simd::avx2::Avx2);
+        $implement!($crate::simd::x86::avx2::Avx2);
         #[cfg(target_arch = "x86_64")]
-        $implement!($crate::simd::avx512::Avx512);
+        $implement!($crate::simd::x86::avx512::Avx512);
     };
 }

@@ -1,10 +1,10 @@
 //! Instruction sets: the ones that this machine has, and the one that a run uses.
 
 #[cfg(target_arch = "aarch64")]
-use crate::simd::neon::Neon;
-use crate::simd::{LANES, Simd};
+use crate::simd::aarch64::neon::Neon;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{avx2::Avx2, avx512::Avx512};
+use crate::simd::x86::{avx2::Avx2, avx512::Avx512};
+use crate::simd::{LANES, Simd};
 use core::fmt;
 
 /// Instruction set that this machine has. Values exist only for detected instruction sets, so holding one is the proof.

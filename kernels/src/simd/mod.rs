@@ -5,6 +5,9 @@
 //! result does not depend on the register width. That, and one shared order of operations, is why AVX2, AVX-512 and NEON
 //! give the same bits (the portable backend too, where the build has FMA).
 //!
+//! A backend is a folder: its token and whole vectors, its half vectors, its dot products. `x86` and `aarch64` are intrinsics,
+//! `portable` is built on `wide`. Algorithms name no backend; [`dispatch!`](dispatch) hands them its token.
+//!
 //! Rules (DESIGN.md, "Traps", has the reason for each):
 //! 1. A token (`Avx2`, `Avx512`, …) is a zero-sized proof that the machine has the instructions; only
 //!    [`Isa`](crate::Isa), [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] make one, after detection; [`Simd::half`]
@@ -27,35 +30,22 @@ use crate::simd::width::LINE_BYTES;
 
 #[macro_use]
 pub(crate) mod dispatch;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod aarch64;
 pub(crate) mod aligned;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx2;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx2_dot;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx2_half;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx512;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx512_dot;
 pub(crate) mod exp;
 pub(crate) mod isa;
 pub(crate) mod lanes;
 pub(crate) mod level;
-#[cfg(target_arch = "aarch64")]
-pub(crate) mod neon;
-#[cfg(target_arch = "aarch64")]
-pub(crate) mod neon_dot;
-#[cfg(target_arch = "aarch64")]
-pub(crate) mod neon_vector;
 pub(crate) mod numbers;
 pub(crate) mod pairs;
 pub(crate) mod portable;
-pub(crate) mod portable_half;
 pub(crate) mod quads;
 pub(crate) mod terms;
 pub(crate) mod vector;
 pub(crate) mod width;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod x86;
 
 /// The only NaN that results are written with, whatever payload arithmetic left.
 pub(crate) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);

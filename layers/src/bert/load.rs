@@ -56,7 +56,7 @@ impl Bert {
     #[cfg(feature = "safetensors")]
     pub fn from_safetensors(config: &[u8], weights: &[u8]) -> Result<Self, ModelError> {
         let config = BertConfig::from_json(config)?;
-        Self::new(config, &crate::SafeTensorsFile::new(weights)?)
+        Self::new(config, &crate::model::SafeTensorsFile::new(weights)?)
     }
 }
 

@@ -6,9 +6,8 @@ use super::support::Back;
 use crate::options::mods::{Functions, Score};
 use crate::options::{Case, elements::Rounded};
 use crate::support::{Rng, Tensor, assert_same_bits, execs};
-use sdpa::{
-    Alignment, Attention, BackwardState, Dropout, Dtype, Error, Exec, Gradients, Inputs, Saved, View, Window, Workspace,
-};
+use sdpa::parts::BackwardState;
+use sdpa::{Alignment, Attention, Dropout, Dtype, Error, Exec, Gradients, Inputs, Saved, View, Window, Workspace};
 
 /// Numbers that a row shares, at which scores of a multiple of ½ are exact.
 const EXACT: [f32; 9] = [0.0, 255.0, 257.0, -256.0, 1e4, -1e4, 1e5, 1e6, -1e6];

@@ -7,9 +7,10 @@ use crate::options::mods::{Functions, with_mods};
 use crate::positions::of_state;
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits, execs};
 use core::ops::Range;
+use sdpa::parts::{BackwardState, KeyGradientShape, KeyGradientSums};
 use sdpa::{
-    Alignment, Attention, BackwardState, Dropout, Error, Exec, Gradients, Inputs, KeyGradientShape, KeyGradientSums,
-    Mods, Position, Run, Saved, View, ViewMut, WithDerivative,
+    Alignment, Attention, Dropout, Error, Exec, Gradients, Inputs, Mods, Position, Run, Saved, View, ViewMut,
+    WithDerivative,
 };
 
 const KEY_BLOCK: usize = 256;

@@ -4,10 +4,8 @@ use super::support::Back;
 use crate::options::Wanted;
 use crate::support::{Tensor, UNWRITTEN, execs};
 use crate::written::{cases, check};
-use sdpa::{
-    Attention, BackwardPlan, BackwardState, Bf16, Error, Exec, Gradients, Inputs, Isa, KeyGradientShape,
-    KeyGradientSums, Saved, View, ViewMut, Workspace,
-};
+use sdpa::parts::{BackwardState, KeyGradientShape, KeyGradientSums};
+use sdpa::{Attention, BackwardPlan, Bf16, Error, Exec, Gradients, Inputs, Isa, Saved, View, ViewMut, Workspace};
 
 #[test]
 fn every_gradient_is_written_whatever_the_sizes() {

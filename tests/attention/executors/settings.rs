@@ -2,10 +2,10 @@
 
 use super::pools::Recorded;
 use crate::support::{Answer, Tensors, assert_same, outputs, unwritten};
+use sdpa::parts::{BackwardState, BlockStates, KeyGradientShape, KeyGradientSums, RowStates};
 use sdpa::{
-    Attention, AttnState, BackwardPlan, BackwardState, BlockStates, Exec, Executor, Gradients, Inputs,
-    KeyGradientShape, KeyGradientSums, Mods, Outputs, Plan, Position, RowStates, Run, Saved, ThreadPool, ViewMut,
-    Workspace,
+    Attention, AttnState, BackwardPlan, Exec, Executor, Gradients, Inputs, Mods, Outputs, Plan, Position, Run, Saved,
+    ThreadPool, ViewMut, Workspace,
 };
 
 const SIZES: [usize; 7] = [1, 4, 4, 210, 600, 20, 33];

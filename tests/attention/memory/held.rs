@@ -1,7 +1,8 @@
 //! Bytes that are said to be held: those that were asked for.
 
 use crate::counting::counted;
-use sdpa::{Attention, BlockStates, CacheFormat, Dtype, Exec, Inputs, Int4, KvShape, PagePool, View};
+use sdpa::parts::BlockStates;
+use sdpa::{Attention, CacheFormat, Dtype, Exec, Inputs, Int4, KvShape, PagePool, View};
 
 /// Beside what is counted there are a few lists of workers and of heads.
 fn assert_held(bytes: usize, asked: usize) {

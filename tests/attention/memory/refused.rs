@@ -3,9 +3,10 @@
 use crate::counting::refusing;
 use crate::kv_support::{append_tokens, every_format, new_tokens, same_cache};
 use crate::support::{Rng, Tensor};
+use sdpa::parts::{BlockStates, RowStates};
 use sdpa::{
-    Alignment, Attention, AttnState, BlockStates, CacheFormat, Dtype, Error, Exec, Gradients, Inputs, Int4, KvCache,
-    KvShape, Outputs, PagePool, Precision, RowStates, Saved, View, ViewMut,
+    Alignment, Attention, AttnState, CacheFormat, Dtype, Error, Exec, Gradients, Inputs, Int4, KvCache, KvShape,
+    Outputs, PagePool, Precision, Saved, View, ViewMut,
 };
 use std::num::NonZeroUsize;
 

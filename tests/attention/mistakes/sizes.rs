@@ -1,10 +1,8 @@
 //! 1–10 and 18–21: sizes of tensors that do not fit, tensors in the wrong layout, and rules without positions.
 
 use super::{ACCEPTED, K, Mistake, More, OUT, Q, V, ZEROS, bytes, call, floats, good, inputs, mistake, outcome};
-use sdpa::{
-    Attention, CacheFormat, Dtype, Inputs, KeyGradientShape, KeyGradientSums, KvCache, KvShape, Mask, Outputs,
-    PagePool, RowStates, View, ViewMut, Window,
-};
+use sdpa::parts::{KeyGradientShape, KeyGradientSums, RowStates};
+use sdpa::{Attention, CacheFormat, Dtype, Inputs, KvCache, KvShape, Mask, Outputs, PagePool, View, ViewMut, Window};
 
 pub(super) fn exchanged(words: &str, argument: &str) -> String {
     format!(

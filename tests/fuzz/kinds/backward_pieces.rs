@@ -13,7 +13,8 @@ use crate::fuzzer::rng::Rng;
 use crate::fuzzer::stage::Stage;
 use core::cell::Cell;
 use core::ops::Range;
-use sdpa::{BackwardState, Dtype, Error, Exec, Gradients, KeyGradientShape, KeyGradientSums, Saved, TensorMut};
+use sdpa::parts::{BackwardState, KeyGradientShape, KeyGradientSums};
+use sdpa::{Dtype, Error, Exec, Gradients, Saved, TensorMut};
 
 pub(super) fn check(rng: &mut Rng) {
     let case = draw(rng);

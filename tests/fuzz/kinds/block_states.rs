@@ -11,7 +11,8 @@ use crate::fuzzer::pieces::{any_dtype, any_isa, draw_at, sizes, whole_blocks};
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::stage::Stage;
 use core::ops::Range;
-use sdpa::{BlockStates, CacheFormat, Error, Exec, Int4, Isa, Outputs, Precision, RowStates, ViewMut};
+use sdpa::parts::{BlockStates, RowStates};
+use sdpa::{CacheFormat, Error, Exec, Int4, Isa, Outputs, Precision, ViewMut};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 pub(super) fn check(rng: &mut Rng) {

@@ -3,9 +3,9 @@
 use crate::fuzzer::array::{At, Layout};
 use crate::fuzzer::place::Placed;
 use crate::fuzzer::rng::Rng;
+use sdpa::parts::{BackwardState, BlockStates, KeyGradientShape, KeyGradientSums};
 use sdpa::{
-    Alignment, Attention, AttnState, BackwardState, BlockStates, Error, Exec, Gradients, Inputs, KeyGradientShape,
-    KeyGradientSums, Mask, Mods, Position, Saved, View, Window,
+    Alignment, Attention, AttnState, Error, Exec, Gradients, Inputs, Mask, Mods, Position, Saved, View, Window,
 };
 
 const ONE: [f32; 1] = [0.25];

@@ -19,7 +19,7 @@ use crate::attention::backward::rows::finite_rows;
 use crate::attention::backward::written::write_rows;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::RowSet;
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::key_sums::Chain;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack;

@@ -20,7 +20,7 @@ use crate::attention::call::Call;
 use crate::attention::call::checked::{CheckedCall, fitting};
 use crate::attention::call::mods::{MaskMod, Mods, ScoreMod, WeightMod};
 use crate::attention::call::row_mods::RowMods;
-use crate::attention::call::tiling::{MAX_ROW_BLOCK, Tiling};
+use crate::attention::scratch::{MAX_ROW_BLOCK, Tiling};
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
 use crate::tensor::element::Precision;

@@ -1,7 +1,7 @@
 //! Memory of the backward pass: what workers share, and the scratch of each.
 
 use crate::attention::call::Call;
-use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE, Scratch, Tiling};
+use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE, Scratch, Tiling};
 use crate::attention::steps::key_sums::Chain;
 use crate::simd::LANES;
 use crate::simd::aligned::{AlignedBuf, SharedFloats};

@@ -6,7 +6,7 @@
 use crate::attention::backward::memory::KeyGradients;
 use crate::attention::backward::written::write_rows;
 use crate::attention::call::Call;
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::simd::LANES;
 use crate::simd::aligned::SharedFloats;
 use crate::simd::isa::Isa;

@@ -4,7 +4,7 @@ use crate::attention::backward::call::{Reduced, Saved, SharedGradients};
 use crate::attention::backward::memory::RowMemory;
 use crate::attention::backward::parts::SharedPart;
 use crate::attention::call::checked::CheckedCall;
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::{Progress, Stop};
 use std::sync::Mutex;

@@ -10,7 +10,7 @@ use crate::attention::backward::pass::BlockAt;
 use crate::attention::backward::row_block::rows_of;
 use crate::attention::backward::tile::Turn;
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;

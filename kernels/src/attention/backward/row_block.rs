@@ -6,7 +6,7 @@ use crate::attention::backward::rows::BlockRows;
 use crate::attention::backward::written::write_rows;
 use crate::attention::blocks::key_block::BlockMemory;
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::call::tiling::{MAX_ROW_BLOCK, Regions};
+use crate::attention::scratch::{MAX_ROW_BLOCK, Regions};
 use crate::attention::steps::softmax_backward::{self, Delta, RowDot, SavedRow, is_far};
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};

@@ -2,7 +2,7 @@
 
 use crate::attention::backward::call::Saved;
 use crate::attention::blocks::task::{AttentionTask, Row};
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::softmax_backward::{self, Delta, RowDot};
 use crate::matmul::finite;
 use crate::matmul::pack::{self, NonFinite};

@@ -4,7 +4,7 @@ use crate::attention::blocks::prefetch;
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::row_mods::PanelClasses;
-use crate::attention::call::tiling::{MAX_ROW_BLOCK, Regions};
+use crate::attention::scratch::{MAX_ROW_BLOCK, Regions};
 use crate::attention::steps::span::Spans;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack::NonFinite;

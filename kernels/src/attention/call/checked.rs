@@ -2,7 +2,7 @@
 
 use crate::attention::call::Call;
 use crate::attention::call::outputs::Outputs;
-use crate::attention::call::tiling::Tiling;
+use crate::attention::scratch::Tiling;
 use crate::tensor::misfit::Misfit;
 
 /// Call with outputs and tiling that fit together; its bias and mask are broadcast. It is made only by a check ([`Self::new`],

@@ -9,7 +9,6 @@ pub(crate) mod mods;
 pub(crate) mod options;
 pub(crate) mod outputs;
 pub(crate) mod row_mods;
-pub(crate) mod tiling;
 pub(crate) mod visibility;
 
 use crate::attention::call::mods::{BlockPosition, CallFacts, MaskError, MaskMod};

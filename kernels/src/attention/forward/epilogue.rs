@@ -1,8 +1,8 @@
 //! Epilogue of a task: each row's normalisation factor, its lse, and the address it is written to.
 
 use crate::attention::blocks::task::{AttentionTask, Row};
-use crate::attention::call::tiling::{MAX_ROW_BLOCK, MAX_TASK, Regions};
 use crate::attention::forward::state::StateTransfer;
+use crate::attention::scratch::{MAX_ROW_BLOCK, MAX_TASK, Regions};
 use crate::attention::steps::epilogue::{self, END_ROWS, Finish, RowBlockEnds, RowSum};
 use crate::matmul::finite;
 use crate::matmul::pack::NonFinite;

@@ -4,7 +4,7 @@ use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::RowSet;
-use crate::attention::call::tiling::{Regions, Scratch};
+use crate::attention::scratch::{Regions, Scratch};
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax;
 use crate::matmul::operands::Floats;

@@ -1,11 +1,11 @@
 //! P·V of a row block and a key block. Values are read where they lie, or packed here.
 
 use crate::attention::blocks::key_block::KeyBlock;
-use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
 use crate::attention::products::operands::{Packing, ValuesToPack};
 use crate::attention::products::pv::{ValueSums, WeightSigns};
 use crate::attention::products::{Multiply, by_arithmetic};
+use crate::attention::scratch::{Regions, SCORE_STRIDE};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::softmax;
 use crate::attention::steps::span::MAX_SPAN_ROWS;

@@ -2,7 +2,7 @@
 
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::outputs::{POINTS, Point};
-use crate::attention::call::tiling::Regions;
+use crate::attention::scratch::Regions;
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::span::{Span, Spans};
 use crate::simd::{Simd, quiet};

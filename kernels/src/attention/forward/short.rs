@@ -6,7 +6,7 @@
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next, Row};
 use crate::attention::call::options::Options;
-use crate::attention::call::tiling::Scratch;
+use crate::attention::scratch::Scratch;
 use crate::attention::steps::short::{self, ShortRows};
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::simd::{LANES, Simd};

@@ -2,7 +2,7 @@
 
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::outputs::Seen;
-use crate::attention::call::tiling::Regions;
+use crate::attention::scratch::Regions;
 use crate::simd::Simd;
 use core::slice;
 

@@ -1,6 +1,5 @@
 //! Products of int4: queries as bytes by keys of half bytes; weights, rounded to bytes, by values of half bytes (`pv_int4.rs`).
 
-use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::products::int8::quantise_query;
 use crate::attention::products::operands::{
     KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
@@ -10,6 +9,7 @@ use crate::attention::products::pv_int4::Int4Values;
 use crate::attention::products::qk_int8::{Int8Queries, IntegerKeys, IntegerScores};
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::products::{Arithmetic, Multiply};
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::dot_tile::Later;

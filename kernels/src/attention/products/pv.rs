@@ -10,8 +10,8 @@
 //! Few rows read wide values a run of keys at a time. Between runs their sums are stored in the running outputs, which
 //! hold nothing else yet.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::products::pv_tile::{RunningRows, Terms, prefetch_distance, row_floats, tile};
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::epilogue::ColumnEnds;
 use crate::attention::steps::span::{Span, for_each_register_tile};
 use crate::matmul::operands::{MulAdd, Operand};

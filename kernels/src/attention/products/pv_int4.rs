@@ -7,9 +7,9 @@
 //!     out[MR][32] += bytes · values, times the unit                                       pv_tile.rs
 //! ```
 
-use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::products::pv::Values;
 use crate::attention::products::pv_tile::{Terms, prefetch_distance, tile};
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::span::{Span, for_each_register_tile};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;

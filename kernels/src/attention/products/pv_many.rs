@@ -12,9 +12,9 @@
 //! Last columns that fill at most half a vector are computed as one, two tiles of rows at a time, since one has too few
 //! sums to keep the machine busy: lane by lane the same operations, so the same bits.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::products::pv::ValueSums;
 use crate::attention::products::pv_tile::end_rows;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::span::Span;
 use crate::matmul::float_tile::add_products;
 use crate::matmul::tile_shape::next_part;

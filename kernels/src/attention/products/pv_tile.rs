@@ -9,7 +9,7 @@
 //! out = sum, or its rows are normalised and written
 //! ```
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::epilogue::{ColumnEnds, if_finite, normalised};
 use crate::matmul::dot_tile::{self, FETCH_BOUND_ROWS};
 use crate::matmul::operands::{MulAdd, Operand};

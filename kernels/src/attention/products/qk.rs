@@ -6,9 +6,9 @@
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
 
-use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::products::operands::{LaterKeys, QueryRows};
 use crate::attention::products::score_run::{ScoreRun, Strip};
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
 use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, tile_prefetches};

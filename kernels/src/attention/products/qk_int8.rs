@@ -3,8 +3,8 @@
 //! A tile is that of `dot_tile.rs` with four elements at a time and integer sums, so one chain is enough. Keys of four bits
 //! have a scale for each block of their elements: their sums are taken block by block, and added up as floats.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::products::score_run::{ScoreRun, Strip};
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
 use crate::matmul::key_code::{BlockAt, KeyCode};

@@ -11,9 +11,9 @@
 //!
 //! Rows that are [apart](Span::apart) make other tiles, of one panel each and the next rows that need it.
 
-use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::products::operands::QueryRows;
 use crate::attention::products::score_run::{ScoreRun, Strip};
+use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 #[cfg(doc)]
 use crate::attention::steps::span::Span;
 use crate::matmul::float_tile::Chains;

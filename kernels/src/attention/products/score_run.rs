@@ -1,6 +1,6 @@
 //! Scores of a row block and a run of panels of keys, and the order in which they are computed.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::matmul::prefetch::PrefetchQueue;

@@ -2,12 +2,12 @@
 //! split-KV whose blocks lie on several machines.
 
 use crate::attention::call::checked::CheckedCall;
-use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, Sequence};
 use crate::attention::schedule::launch::Launch;
 use crate::attention::schedule::merge::merge_states;
 use crate::attention::schedule::partials::Partials;
 use crate::attention::schedule::split_sequences::{SplitRows, Then};
+use crate::attention::scratch::Tiling;
 use crate::simd::isa::Isa;
 
 /// States (maximum, sum, output) of the query rows of a call over each of its key blocks. Memory grows to the size calls need

@@ -1,10 +1,10 @@
 //! Cost of each piece of a call's work, for plans.
 
-use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, RowSet};
 use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences};
 use crate::attention::schedule::units::{Merge, Unit, Units};
 use crate::attention::schedule::work::{Schedule, Work};
+use crate::attention::scratch::Tiling;
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 

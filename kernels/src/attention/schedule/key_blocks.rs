@@ -8,11 +8,11 @@
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::options::Options;
 use crate::attention::call::row_mods::Given;
-use crate::attention::call::tiling::{Regions, Scratch};
 use crate::attention::call::{Call, RowSet};
 use crate::attention::schedule::partials::Parts;
 use crate::attention::schedule::query_slots::{QuerySlots, Slot};
 use crate::attention::schedule::units::Unit;
+use crate::attention::scratch::{Regions, Scratch};
 use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Stop;

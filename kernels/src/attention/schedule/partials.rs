@@ -1,10 +1,10 @@
 //! Partial results of split-KV: memory for what key blocks accumulate until it is merged.
 
-use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, SplitSequence};
 use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences, Then, merges_of, part_floats};
 use crate::attention::schedule::units::{Unit, Units};
 use crate::attention::schedule::work::Schedule;
+use crate::attention::scratch::Tiling;
 use crate::simd::LANES;
 use crate::simd::aligned::{AlignedBuf, SharedFloats};
 use crate::work_queue::{Progress, Queue, Stop};

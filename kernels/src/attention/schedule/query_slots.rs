@@ -1,7 +1,7 @@
 //! Queries that a worker keeps from unit to unit of split-KV, in the form that the keys need: the blocks of a head meet the same
 //! ones.
 
-use crate::attention::call::tiling::{QueryMemory, Regions};
+use crate::attention::scratch::{QueryMemory, Regions};
 use crate::simd::LANES;
 use core::ops::Range;
 

@@ -11,11 +11,11 @@
 //! units are accumulated, on the workers that are awake by then: waking the others a second time took longer than merging.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
-use crate::attention::call::tiling::{Regions, Scratch};
 use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::forward::score_outputs;
 use crate::attention::schedule::partials::Parts;
 use crate::attention::schedule::units::{Merge, Unit};
+use crate::attention::scratch::{Regions, Scratch};
 use crate::attention::steps::softmax;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};

@@ -1,8 +1,8 @@
 //! Sequences whose key blocks are divided among workers, in an order in which those with a common prefix are neighbours:
 //! blocks that several sequences share are computed once for all of them.
 
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::call::{Call, SplitSequence};
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::simd::LANES;
 use core::cmp::Ordering;
 use core::ops::Range;

@@ -1,10 +1,10 @@
 //! Schedule of a call: the list of all its work, in the order in which workers take it from one queue. A worker, an explanation
 //! and a balance read the same list.
 
-use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, RowSet};
 use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences};
 use crate::attention::schedule::units::Units;
+use crate::attention::scratch::Tiling;
 use core::ops::Range;
 
 /// Work that one worker does by itself.

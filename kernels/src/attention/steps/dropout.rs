@@ -5,7 +5,7 @@
 //! its indices, and is the same forward and backward, in any order and on any number of threads.
 
 use crate::attention::call::dropout::{Dropout, MULTIPLIERS, ROUNDS, WEYL};
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Spans;
 use crate::simd::{LANES, Simd};

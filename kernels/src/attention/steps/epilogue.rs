@@ -1,7 +1,7 @@
 //! Epilogue of a row: sink, normalisation, log-sum-exp. P·V tiles end rows themselves where they can (`pv.rs`), with
 //! the functions of this file.
 
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::infinite::infinities;
 use crate::elementary::{exp, ln, ln_each};
 use crate::matmul::pack::NonFinite;

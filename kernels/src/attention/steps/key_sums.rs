@@ -10,7 +10,7 @@
 //! A sum is one chain of FMAs over the row block's rows in order. A row that does not see a key has weight 0 and adds
 //! nothing, so it does not matter how many such rows a tile covers.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::span::Span;
 use crate::matmul::float_tile::add_products;
 use crate::matmul::prefetch::PrefetchQueue;

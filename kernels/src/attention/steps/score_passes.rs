@@ -2,7 +2,7 @@
 //! separate pass over the block, in second-level cache, so that options do not multiply the number of kernels; a pass is made
 //! only if its option is set.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::span::Spans;
 use crate::simd::exp::{exp, exp_m1};
 use crate::simd::{LANES, Simd, lanes};

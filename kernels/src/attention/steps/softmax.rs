@@ -13,7 +13,7 @@
 //! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree; over weights as
 //!   this step stores them.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::infinite;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;

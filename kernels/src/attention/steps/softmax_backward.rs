@@ -12,7 +12,7 @@
 //! left of a row that sees one key, and much of one that sees a few. In a block that holds a part of the weight, Σ ds is off by more
 //! than rounding; where it is not, by chance or because the part is next to nothing, what is taken out is no more than rounding.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::key_sums::all_keys;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::simd::exp::exp;

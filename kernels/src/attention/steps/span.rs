@@ -1,7 +1,7 @@
 //! Spans: the part of a key block that a tile of rows needs.
 
 use crate::attention::call::row_mods::PanelClasses;
-use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MIN_TILE_ROWS, next_rows};
 use crate::simd::{LANES, Simd};
 use crate::tensor::panels::{panel_bits, runs};

@@ -12,7 +12,7 @@ use crate::matmul::operands::{Int4Fours, MulAdd};
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::aligned::elements_mut;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::avx2::Avx2;
+use crate::simd::x86::avx2::Avx2;
 use crate::simd::{Int8Dot, Int8DotWork, Simd, lanes};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 

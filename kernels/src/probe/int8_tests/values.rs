@@ -6,7 +6,7 @@ use crate::attention::products::pv::{ValueSums, Values, WeightSigns};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::simd::Simd;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{Int8DotWork, avx2::Avx2};
+use crate::simd::{Int8DotWork, x86::avx2::Avx2};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 
 /// Rounds weights of one span of keys and multiplies them by bytes.

@@ -1,6 +1,6 @@
 //! Half a vector: one register of AVX. Two of them make a vector of AVX2; with AVX-512 they are half a register.
 
-use super::Vector;
+use crate::simd::Vector;
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX2, FMA and F16C, for vectors of eight lanes. Only the token of AVX2
@@ -19,7 +19,7 @@ impl Avx2Half {
     }
 }
 
-/// Returns the largest of eight lanes; [`Simd::max`](super::Simd::max)'s rule for NaN.
+/// Returns the largest of eight lanes; [`Simd::max`](crate::simd::Simd::max)'s rule for NaN.
 ///
 /// # Safety
 /// The machine has AVX.

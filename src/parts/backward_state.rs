@@ -2,12 +2,12 @@
 
 use crate::attention::Attention;
 use crate::backward::functions::NO_DERIVATIVE;
-use crate::backward::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::backward::problem::BackwardProblem;
 use crate::backward::run::no_memory;
 use crate::error::Error;
 use crate::error::messages::KEYS_BEFORE;
 use crate::inputs::{Inputs, KeyLists};
+use crate::parts::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::state::parted_call::{PartedCall, check_no_keys, check_room};
 use crate::threads::exec::Exec;
 use crate::threads::workspace::Workspace;
@@ -27,7 +27,8 @@ const RESTS: &str = "a second column (Outputs::lse) for rows beyond ±256, whose
 /// rows says which is its first ([`Self::starting_at`]), and the sums of some keys pass through all stretches in order.
 ///
 /// ```
-/// use sdpa::{Attention, BackwardState, Exec, Gradients, Inputs, KeyGradientShape, KeyGradientSums, Outputs, Saved, View, ViewMut};
+/// use sdpa::parts::{BackwardState, KeyGradientShape, KeyGradientSums};
+/// use sdpa::{Attention, Exec, Gradients, Inputs, Outputs, Saved, View, ViewMut};
 /// // 200 rows and 300 keys of eight numbers. One machine has the first 80 rows, another the rest.
 /// let (x, d_out) = (vec![0.5f32; 300 * 8], vec![1.0f32; 200 * 8]);
 /// let (kv, q) = (View::bhld(&x, [1, 1, 300, 8])?, View::bhld(&x, [1, 1, 200, 8])?);
@@ -155,7 +156,8 @@ impl<'a> BackwardState<'a> {
     /// over the rows of this state if the bias has one row for all.
     ///
     /// ```
-    /// use sdpa::{Attention, BackwardState, Exec, Inputs, KeyGradientShape, KeyGradientSums, Saved, View, ViewMut};
+    /// use sdpa::parts::{BackwardState, KeyGradientShape, KeyGradientSums};
+    /// use sdpa::{Attention, Exec, Inputs, Saved, View, ViewMut};
     /// // One row, two keys of weight ½; the value of the second is 1, and so is the gradient in the output, which is ½.
     /// let (q, k, v, half, one, lse) = ([0.0f32], [0.0; 2], [0.0, 1.0], [0.5], [1.0], [2f32.ln()]);
     /// let (row, keys) = ([1, 1, 1, 1], [1, 1, 2, 1]);

@@ -11,10 +11,10 @@ use sdpa_kernels::{Gradients, HeadSums, write_head_sums};
 const LANES: usize = 16;
 
 /// Sums, for each query head, of the gradients of some keys and values over the query rows so far. Plain numbers, to be sent
-/// from the rows done to the next ones: [`BackwardState::push`](crate::BackwardState::push) adds to them.
+/// from the rows done to the next ones: [`BackwardState::push`](crate::parts::BackwardState::push) adds to them.
 ///
 /// ```
-/// use sdpa::{KeyGradientShape, KeyGradientSums};
+/// use sdpa::parts::{KeyGradientShape, KeyGradientSums};
 /// // 256 keys, for each of 32 query heads.
 /// let shape = KeyGradientShape { batch: 1, heads: 32, keys: 256, head_dim: 128, value_dim: 128 };
 /// let sent = KeyGradientSums::new(shape)?;
@@ -35,7 +35,7 @@ pub struct KeyGradientSums {
 /// Sizes of [`KeyGradientSums`].
 ///
 /// ```
-/// use sdpa::{KeyGradientShape, KeyGradientSums};
+/// use sdpa::parts::{KeyGradientShape, KeyGradientSums};
 /// let shape = KeyGradientShape { batch: 1, heads: 8, keys: 512, head_dim: 64, value_dim: 64 };
 /// let of_half = KeyGradientSums::new(shape)?.keys(0..256)?;
 /// assert_eq!(of_half.shape(), KeyGradientShape { keys: 256, ..shape });

@@ -1,6 +1,6 @@
 //! Half a vector of the portable backend.
 
-use super::{F16_BIAS, F16_UNIT, Vector};
+use crate::simd::{F16_BIAS, F16_UNIT, Vector};
 use wide::{f32x4, i32x4};
 
 /// Token of the portable backend's vectors of eight lanes.

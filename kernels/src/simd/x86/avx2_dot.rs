@@ -1,7 +1,7 @@
 //! Dot products of AVX2, and of AVX-VNNI, which adds four products of bytes, or two of words, to 32 bits at once.
 
 use super::avx2::{Avx2Token, F32x16, VNNI};
-use super::{Half, Int8Dot, LANES, Query4, Words4};
+use crate::simd::{Half, Int8Dot, LANES, Query4, Words4};
 use core::arch::x86_64::*;
 
 impl<const EXTRA: u8> Avx2Token<EXTRA> {

@@ -5,10 +5,8 @@ use crate::kv::value_panels::VALUE_COLS;
 use crate::matmul::int4;
 use crate::matmul::int8::QuerySize;
 use crate::simd::LANES;
-use crate::simd::aligned::AlignedBuf;
 use crate::simd::width::LINE_BYTES;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
-use core::ops::Range;
 
 /// Number of floats from one row of scores to the next. One vector more than a key block: otherwise the rows of a tile,
 /// read side by side, would all map to a few sets of the first-level cache.
@@ -148,9 +146,9 @@ impl Tiling {
         d.max(QuerySize::int8(d).floats()).max(int4::query_size(d).floats())
     }
 
-    /// Returns the lengths in floats of the regions of a worker's scratch, in the order of [`Regions`].
+    /// Returns the lengths in floats of the regions of a worker's scratch, in the order of [`Regions`](super::Regions).
     #[inline]
-    fn lengths(&self) -> [usize; 7] {
+    pub(super) fn lengths(&self) -> [usize; 7] {
         let (rows, group) = (self.most_rows, self.most_rows.min(MAX_ROW_BLOCK));
         [
             // Of short keys too as much as integers and their scales take.
@@ -169,104 +167,5 @@ impl Tiling {
     /// for dimensions up to 4096.
     pub fn scratch_bytes(&self) -> usize {
         self.lengths().iter().sum::<usize>() * size_of::<f32>() + LINE_BYTES
-    }
-}
-
-/// Scratch memory of one worker. Grows to the size a tiling needs and is kept.
-#[derive(Default)]
-pub struct Scratch {
-    buffer: AlignedBuf,
-}
-
-impl Scratch {
-    /// Creates empty scratch; the first use allocates.
-    pub const fn new() -> Self {
-        Self { buffer: AlignedBuf::new() }
-    }
-
-    /// Reserves the scratch that `tiling` needs. Allocates only if there is less. Returns false if there is no memory.
-    #[inline]
-    #[must_use]
-    pub fn try_reserve(&mut self, tiling: &Tiling) -> bool {
-        self.buffer.try_reserve(tiling.lengths().iter().sum())
-    }
-
-    /// Number of bytes held.
-    pub fn bytes(&self) -> usize {
-        self.buffer.bytes()
-    }
-
-    #[inline]
-    pub(crate) fn regions(&mut self, tiling: &Tiling) -> Regions<'_> {
-        assert!(self.try_reserve(tiling), "no memory for a worker's scratch");
-        let mut rest = self.buffer.floats_mut();
-        let mut cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
-        let [keys, values, scores, out, queries, state, factors] = tiling.lengths().map(&mut cut);
-        let (max, sum) = state.split_at_mut(tiling.most_rows.next_multiple_of(LANES));
-        let (rescale_prev, rescale_block) =
-            factors.split_at_mut(tiling.most_rows.min(MAX_ROW_BLOCK).next_multiple_of(LANES));
-        let query_memory = QueryMemory::Free;
-        Regions { keys, values, scores, out, queries, query_memory, max, sum, rescale_prev, rescale_block }
-    }
-}
-
-impl core::fmt::Debug for Scratch {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Scratch").field("bytes", &self.bytes()).finish()
-    }
-}
-
-/// Contents of the memory for queries.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QueryMemory {
-    /// Anything.
-    Free,
-    /// The task's queries, as an earlier call of [`Queries::of`](crate::attention::blocks::queries::Queries::of) has left them.
-    Filled,
-}
-
-/// Worker's scratch, split into its parts.
-pub(crate) struct Regions<'a> {
-    /// Packed keys, `[panel][head_dim][16]`, as pairs (`bf16_pairs.rs`), or as integers (`int8.rs`, `int4.rs`).
-    pub(crate) keys: &'a mut [f32],
-    /// Packed values, `[run][key][columns]`.
-    pub(crate) values: &'a mut [f32],
-    /// Scores, then weights, `[row of the row block][SCORE_STRIDE]`.
-    pub(crate) scores: &'a mut [f32],
-    /// Running output, `[row of the task][width]`.
-    pub(crate) out: &'a mut [f32],
-    /// Copied queries, `[row of the task][head_dim]`, if the caller's are not contiguous; or queries as pairs or as
-    /// bytes: see `queries.rs`.
-    pub(crate) queries: &'a mut [f32],
-    /// Contents of that memory.
-    pub(crate) query_memory: QueryMemory,
-    /// Running maximum and sum of each row of the task.
-    pub(crate) max: &'a mut [f32],
-    pub(crate) sum: &'a mut [f32],
-    /// Factors by which a key block rescales each row of the row block: see `softmax::SoftmaxState`.
-    pub(crate) rescale_prev: &'a mut [f32],
-    pub(crate) rescale_block: &'a mut [f32],
-}
-
-impl Regions<'_> {
-    /// Clears the maxima and sums of a task's `rows` rows: nothing is accumulated yet.
-    pub(crate) fn clear_state(&mut self, rows: usize) {
-        // Steps work on whole vectors of rows.
-        let padded = rows.next_multiple_of(LANES);
-        self.max[..padded].fill(f32::NEG_INFINITY);
-        self.sum[..padded].fill(0.0);
-    }
-
-    /// Clears the running outputs of some rows, of `width` floats each.
-    pub(crate) fn clear_outputs(&mut self, rows: Range<usize>, width: usize) {
-        self.out[rows.start * width..rows.end * width].fill(0.0);
-    }
-
-    /// Returns the same regions for other work; what they hold, queries too, counts as nothing.
-    #[inline(always)]
-    pub(crate) fn reborrow(&mut self) -> Regions<'_> {
-        let Self { keys, values, scores, out, queries, max, sum, rescale_prev, rescale_block, .. } = self;
-        let query_memory = QueryMemory::Free;
-        Regions { keys, values, scores, out, queries, query_memory, max, sum, rescale_prev, rescale_block }
     }
 }

@@ -2,8 +2,8 @@
 //! instructions of their own where the machine has these.
 
 use super::neon_vector::{BF16, DOT, NOTHING, NeonToken, QUAD, ROWS};
-use super::numbers::Constant;
-use super::{Bf16DotWork, Int8DotWork, LANES, Simd, TWO_TO_MINUS_64};
+use crate::simd::numbers::Constant;
+use crate::simd::{Bf16DotWork, Int8DotWork, LANES, Simd, TWO_TO_MINUS_64};
 use core::arch::aarch64::*;
 use core::arch::asm;
 use std::arch::is_aarch64_feature_detected;

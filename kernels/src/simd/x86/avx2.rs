@@ -2,8 +2,8 @@
 //! has these, and AVX2's where not.
 
 use super::avx2_half::{Avx2Half, max8, sum8};
-use super::numbers::Constant;
-use super::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64, Vector};
+use crate::simd::numbers::Constant;
+use crate::simd::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64, Vector};
 use core::arch::asm;
 use core::arch::x86_64::*;
 

@@ -2,7 +2,7 @@
 
 use super::neon::{F32x16, NeonBf16};
 use super::neon_vector::{DOT, NeonToken, QUAD};
-use super::{Bf16Dot, Bf16x2, Half, Int8Dot, LANES, Lower, Query4, Upper, Words4};
+use crate::simd::{Bf16Dot, Bf16x2, Half, Int8Dot, LANES, Lower, Query4, Upper, Words4};
 use core::arch::aarch64::*;
 use core::arch::asm;
 

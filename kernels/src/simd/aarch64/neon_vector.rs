@@ -1,7 +1,7 @@
 //! Vectors of NEON, of four registers or two.
 
-use super::terms::{Columns, TermRows};
-use super::{FOUR, Vector};
+use crate::simd::terms::{Columns, TermRows};
+use crate::simd::{FOUR, Vector};
 use core::arch::aarch64::*;
 use core::arch::asm;
 use core::sync::atomic::{Ordering, compiler_fence};

@@ -3,8 +3,8 @@
 
 use super::avx2::Avx2;
 use super::avx2_half::{Avx2Half, max8, sum8};
-use super::numbers::LOWEST_EXPONENT;
-use super::{Bf16DotWork, Int8DotWork, LANES, Simd, Vector};
+use crate::simd::numbers::LOWEST_EXPONENT;
+use crate::simd::{Bf16DotWork, Int8DotWork, LANES, Simd, Vector};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX-512F and the extension that `EXTRA` names.

@@ -2,12 +2,14 @@
 //! code elsewhere. `wide` selects instructions when the crate is compiled, so with default flags on x86-64 this is
 //! 128-bit and has no FMA; the backends for AVX2, AVX-512 and NEON are this crate's own and chosen at run time.
 
-use super::portable_half::{PortableHalf, bits, from_bits, ints};
-use super::{
+use self::half::{PortableHalf, bits, from_bits, ints};
+use crate::simd::{
     F16_BIAS, F16_END, F16_NORMAL, Half, INFINITY, Int8Dot, Int8DotWork, LANES, Lower, Query4, Simd, TWO_TO_MINUS_64,
     Upper, Vector, Words4,
 };
 use wide::{f32x4, i16x8, i32x4, i32x8};
+
+mod half;
 
 /// Token of the portable backend. It needs no proof: every machine can run it.
 #[derive(Clone, Copy, Debug)]

@@ -18,7 +18,8 @@ use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Outputs, Seen, Sta
 /// Sizov 2023.)
 ///
 /// ```
-/// use sdpa::{Attention, BlockStates, Exec, Inputs, Outputs, RowStates, View, ViewMut};
+/// use sdpa::parts::{BlockStates, RowStates};
+/// use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut};
 /// let (q, x) = ([0.5; 8], vec![0.25; 600 * 8]);
 /// let q = View::bhld(&q, [1, 1, 1, 8])?;
 /// // Two machines have the first 512 keys and the other 88.
@@ -100,7 +101,7 @@ impl BlockStates {
 /// not normalised yet. Plain numbers, to be sent from one machine to the next; [`BlockStates`] are folded into them.
 ///
 /// ```
-/// use sdpa::RowStates;
+/// use sdpa::parts::RowStates;
 /// let sent = RowStates::new([1, 32, 1, 128])?; // a row of 32 heads: 130 numbers each
 /// let mut received = RowStates::new(sent.shape())?;
 /// received.as_mut_slice().copy_from_slice(sent.as_slice());
@@ -180,7 +181,8 @@ impl RowStates {
     /// up to rounding, since sums are taken in another order than [`Self::fold`] takes them in.
     ///
     /// ```
-    /// use sdpa::{Exec, Outputs, RowStates, ViewMut};
+    /// use sdpa::parts::RowStates;
+    /// use sdpa::{Exec, Outputs, ViewMut};
     /// let mut states = RowStates::new([1, 1, 1, 2])?;
     /// let mut later = RowStates::new([1, 1, 1, 2])?;
     /// later.as_mut_slice()[..4].copy_from_slice(&[0.0, 2.0, 6.0, 8.0]); // largest score, sum, outputs
@@ -213,7 +215,8 @@ impl RowStates {
     /// Checks outputs and sinks as [`Self::write`] does, before there are any keys.
     ///
     /// ```
-    /// use sdpa::{Error, Outputs, RowStates, ViewMut};
+    /// use sdpa::parts::RowStates;
+    /// use sdpa::{Error, Outputs, ViewMut};
     /// let (states, mut out) = (RowStates::new([1, 2, 1, 8])?, [0.0; 2 * 7]);
     /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, 1, 7])?);
     /// assert!(matches!(states.check(None, &outputs), Err(Error::Mismatch { argument: "out", got: 7, expected: 8, .. })));

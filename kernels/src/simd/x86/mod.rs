@@ -1,0 +1,8 @@
+//! Backends of x86-64: AVX2 and AVX-512, which share half a vector. A file `…_dot` has the dot products of integers and
+//! of pairs.
+
+pub(crate) mod avx2;
+pub(crate) mod avx2_dot;
+pub(crate) mod avx2_half;
+pub(crate) mod avx512;
+pub(crate) mod avx512_dot;
