@@ -21,7 +21,7 @@ mod floats;
 mod int4;
 pub(crate) mod int8;
 #[cfg(matrix_unit_model)]
-mod matrix_unit;
+pub(crate) mod matrix_unit;
 pub(crate) mod operands;
 mod pairs;
 pub(crate) mod pv;
@@ -211,7 +211,8 @@ impl Call<'_> {
 /// Returns the arithmetic of [`Precision::Native`] for bfloat16, if the machine has one that is faster than floats.
 fn native<S: Simd>(s: S) -> Option<Arithmetic> {
     #[cfg(matrix_unit_model)]
-    return Some(Arithmetic::MatrixUnit);
+    let native = Some(Arithmetic::MatrixUnit);
     #[cfg(not(matrix_unit_model))]
-    s.has_bf16_dot().then_some(Arithmetic::Bf16Pairs)
+    let native = None;
+    native.or(s.has_bf16_dot().then_some(Arithmetic::Bf16Pairs))
 }
