@@ -7,7 +7,7 @@ use crate::matmul::int4::{self, Int4, NibbleQuad};
 use crate::matmul::int8::ValueQuad;
 use crate::simd::{Bf16x2, LANES, Lower, Simd};
 use crate::tensor::any::{AnyPanels, AnyRows, Typed};
-use crate::tensor::element::F16;
+use crate::tensor::element::{Bf16, Element, F16};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 
@@ -35,6 +35,8 @@ pub(crate) enum BlockValues {
     Rows { rows: AnyRows, readable: usize },
     /// Value panels.
     ValuePanels(AnyValuePanels),
+    /// Value panels of pairs of bfloat16, each of two keys. The last key of an odd number is beside any element.
+    Pairs(ValuePanels<Bf16x2>),
     /// Int8 values, all finite, and their scales, in whole panels.
     Int8 { values: ValuePanels<ValueQuad>, scales: *const [f32] },
     /// Int4 values, in panels of a block of columns, and the numbers of those blocks.
@@ -66,9 +68,8 @@ pub(crate) struct Columns {
 pub(crate) enum ColumnValues {
     /// Rows of elements.
     Elements(AnyRows),
-    /// Values packed as pairs of bfloat16, each of two keys, `[pair of keys][columns]`, and the number of keys.
-    #[cfg_attr(not(matrix_unit_model), expect(dead_code, reason = "for matrix units"))]
-    Pairs { pairs: Rows<Bf16x2>, keys: usize },
+    /// Pairs of bfloat16, each of two keys, `[pair of keys][columns]`.
+    Pairs(Rows<Bf16x2>),
     /// Int8 values of a value panel, in fours of keys.
     Int8(Rows<ValueQuad>),
     /// Int4 values, in panels of a block of columns, and the numbers of those blocks.
@@ -76,6 +77,24 @@ pub(crate) enum ColumnValues {
 }
 
 impl ColumnValues {
+    /// Returns the value of key `j` in column `c`, widened.
+    ///
+    /// # Panics
+    /// If values are integers.
+    ///
+    /// # Safety
+    /// There is such a value.
+    pub(crate) unsafe fn get(self, j: usize, c: usize) -> f32 {
+        // SAFETY: the caller guarantees the value.
+        unsafe {
+            match self {
+                Self::Elements(rows) => rows.get(j, c),
+                Self::Pairs(pairs) => Bf16((*pairs.at(j / 2).add(c)).elements()[j % 2]).widen(),
+                Self::Int8(_) | Self::Int4 { .. } => unreachable!("values of integers"),
+            }
+        }
+    }
+
     /// Returns the rows of elements.
     ///
     /// # Panics
@@ -129,6 +148,9 @@ impl BlockValues {
                     Self::ValuePanels(panels) => {
                         (ColumnValues::Elements(panels.from(first)), panels.layout().panel(first).end - first)
                     }
+                    Self::Pairs(panels) => {
+                        (ColumnValues::Pairs(panels.from(first)), panels.layout.panel(first).end - first)
+                    }
                     Self::Int8 { values, .. } => {
                         (ColumnValues::Int8(values.from(first)), values.layout.panel(first).end - first)
                     }
@@ -176,6 +198,7 @@ impl BlockValues {
         match self {
             Self::Rows { readable, .. } => readable,
             Self::ValuePanels(value_panels) => value_panels.layout().width,
+            Self::Pairs(panels) => panels.layout.width,
             Self::Int8 { values, .. } => values.layout.width,
             // A four holds two columns.
             Self::Int4 { values, .. } => 2 * values.layout.width,
@@ -190,7 +213,11 @@ impl BlockValues {
         let finite = |Columns { values, cols, .. }| match values {
             // SAFETY: same contract: the caller guarantees `len` rows of `cols` columns.
             ColumnValues::Elements(rows) => unsafe { finite::all_finite(s, rows, len, cols) },
-            _ => true,
+            ColumnValues::Pairs(_) => {
+                // SAFETY: as above.
+                (0..len).all(|j| (0..cols).all(|c| unsafe { values.get(j, c) }.is_finite()))
+            }
+            ColumnValues::Int8(_) | ColumnValues::Int4 { .. } => true,
         };
         // SAFETY: as above.
         unsafe { self.columns_together(0..cols).all(finite) }

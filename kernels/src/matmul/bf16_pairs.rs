@@ -1,12 +1,12 @@
 //! Pairs of bfloat16, for machines that multiply two at a time: `vdpbf16ps` adds both products of a pair to an `f32`.
 //!
 //! Keys are packed with elements 2i and 2i + 1 side by side, `[panel][pair][16]`; queries likewise, rounded if they are
-//! longer. Values are paired as they are stored, key 2i beside key 2i + 1; the weights of the two are rounded to
-//! bfloat16. The accumulator, maximum and sum of a row stay `f32`.
+//! longer. Values are paired by key, key 2i beside key 2i + 1; the weights of the two are rounded to bfloat16. The accumulator, maximum and sum of a row stay `f32`.
 
-use crate::matmul::pack::{PanelRows, fill_panels};
+use crate::matmul::pack::{NonFinite, PanelRows, copy_row, fill_panels};
 use crate::simd::{Bf16x2, LANES, Simd};
-use crate::tensor::element::Bf16;
+use crate::tensor::any::{AnyRows, Typed};
+use crate::tensor::element::{Bf16, Element};
 use crate::tensor::rows::Rows;
 
 /// Packs the first `n` of `all` keys of `d` elements in pairs; a last odd element is paired with 0, and the last panel
@@ -55,20 +55,110 @@ pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2],
     )
 }
 
-/// Packs whole panels `[panel][d][16]` in pairs.
+/// Widens whole panels of pairs, of `d` elements, to `[panel][d][16]`.
 ///
 /// # Safety
-/// The caller guarantees `n` readable panels.
+/// There are as many panels as `out` has room for.
+pub(crate) unsafe fn widen_panels<S: Simd>(s: S, panels: Rows<Bf16x2>, d: usize, out: &mut [f32]) {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            for (n, out) in out.chunks_exact_mut(d * LANES).enumerate() {
+                for (i, out) in out.chunks_exact_mut(LANES).enumerate() {
+                    // SAFETY: element `i < d` of panel `n`, which the caller guarantees; `out` is sixteen floats.
+                    unsafe { s.store(out.as_mut_ptr(), s.load_of_pairs(panels.at(n).add(i / 2 * LANES), i % 2)) }
+                }
+            }
+        },
+    )
+}
+
+/// Widens values of pairs of keys, of whole vectors of columns, to a row of `width` floats for each key.
+///
+/// # Safety
+/// There are values for as many keys as `out` has room for.
+pub(crate) unsafe fn widen_values<S: Simd>(s: S, values: Rows<Bf16x2>, width: usize, out: &mut [f32]) {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            for (key, out) in out.chunks_exact_mut(width).enumerate() {
+                for (vec, out) in out.chunks_exact_mut(LANES).enumerate() {
+                    // SAFETY: sixteen columns of the key, which the caller guarantees; `out` is sixteen floats.
+                    unsafe { s.store(out.as_mut_ptr(), s.load_of_pairs(values.at(key / 2).add(vec * LANES), key % 2)) }
+                }
+            }
+        },
+    )
+}
+
+/// Copies values of `n` keys that are pairs, of `width` columns; a last one of an odd number is beside zeros.
+///
+/// # Safety
+/// There are values for as many keys.
+pub(crate) unsafe fn copy_values(
+    values: Rows<Bf16x2>,
+    [n, width]: [usize; 2],
+    nonfinite: NonFinite,
+    out: &mut [Bf16x2],
+) {
+    for (pair, out) in out[..n.div_ceil(2) * width].chunks_exact_mut(width).enumerate() {
+        // SAFETY: a pair of keys, which the caller guarantees.
+        let row = unsafe { core::slice::from_raw_parts(values.at(pair), width) };
+        for (out, pair_of_values) in out.iter_mut().zip(row) {
+            let mut two = pair_of_values.elements().map(Bf16);
+            if 2 * pair + 1 == n {
+                two[1] = Bf16(0);
+            }
+            nonfinite.treat(&mut two);
+            *out = Bf16x2::new(two[0].0, two[1].0);
+        }
+    }
+}
+
+/// Packs `n` values of `cols` columns as pairs of keys, `[pair of keys][columns]`, filled up with zeros to whole vectors of
+/// columns; a last one of an odd number is beside zeros.
+///
+/// # Safety
+/// `values` has `n` readable rows of `cols` elements.
+pub(crate) unsafe fn pack_values<S: Simd>(
+    s: S,
+    values: AnyRows,
+    size: [usize; 2],
+    nonfinite: NonFinite,
+    out: &mut [Bf16x2],
+) {
+    s.vectorize(
+        #[inline(always)]
+        // SAFETY: same contract.
+        move || by_type!(Typed, values, |values| unsafe { pack_values_of(s, values, size, nonfinite, out) }),
+    )
+}
+
+/// Packs values of one type, as [`pack_values`] does.
+///
+/// # Safety
+/// Same contract as [`pack_values`].
 #[inline(always)]
-pub(crate) unsafe fn pair_up(panels: *const Bf16, n: usize, d: usize, out: &mut [Bf16x2]) {
-    let pairs = d.div_ceil(2);
-    for (panel, out) in out[..n * LANES * pairs].chunks_exact_mut(LANES * pairs).enumerate() {
-        for (i, out) in out.iter_mut().enumerate() {
-            let (pair, lane) = (i / LANES, i % LANES);
-            // SAFETY: an element of a panel that the caller guarantees: `e < d`.
-            let element = |e: usize| unsafe { *panels.add((panel * d + e) * LANES + lane) }.0;
-            let second = if 2 * pair + 1 < d { element(2 * pair + 1) } else { 0 };
-            *out = Bf16x2::new(element(2 * pair), second);
+unsafe fn pack_values_of<S: Simd, T: Element>(
+    s: S,
+    values: Rows<T>,
+    [n, cols]: [usize; 2],
+    nonfinite: NonFinite,
+    out: &mut [Bf16x2],
+) {
+    let width = cols.next_multiple_of(LANES);
+    for (pair, out) in out[..n.div_ceil(2) * width].chunks_exact_mut(width).enumerate() {
+        for (vec, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let (first, mut two) = (vec * LANES, [[Bf16::default(); LANES]; 2]);
+            for (row, to) in (2 * pair..n).zip(&mut two) {
+                let to = &mut to[..LANES.min(cols - first)];
+                // SAFETY: row `row < n`, columns below `cols`, as the caller guarantees.
+                unsafe { copy_row(s, values.at(row).offset(first as isize * values.element), values.element, to) };
+                nonfinite.treat(to);
+            }
+            for lane in 0..LANES {
+                out[lane] = Bf16x2::new(two[0][lane].0, two[1][lane].0);
+            }
         }
     }
 }
@@ -110,13 +200,16 @@ mod tests {
             for isa in Isa::available() {
                 assert_eq!(dispatch!(isa, |s| packed(s, &rows, element, d)), expected, "{n} rows of {d}, {isa}");
             }
-            let panels: Vec<_> = (0..n.next_multiple_of(LANES) * d)
-                .map(|place| at(place / LANES / d * LANES + place % LANES, place / LANES % d))
-                .collect();
-            let mut out = vec![Bf16x2(u32::MAX); expected.len()];
-            // SAFETY: `panels` holds this many whole panels.
-            unsafe { pair_up(panels.as_ptr(), n.div_ceil(LANES), d, &mut out) };
-            assert_eq!(out, expected, "panels of {n} keys of {d}");
+            for isa in Isa::available() {
+                let mut wide = vec![f32::NAN; n.next_multiple_of(LANES) * d];
+                let panels = Rows::strided(expected.as_ptr(), (pairs * LANES) as isize, 1);
+                // SAFETY: `expected` holds this many whole panels.
+                dispatch!(isa, |s| unsafe { widen_panels(s, panels, d, &mut wide) });
+                for (place, x) in wide.iter().enumerate() {
+                    let (j, i) = (place / LANES / d * LANES + place % LANES, place / LANES % d);
+                    assert_eq!(x.to_bits(), at(j, i).widen().to_bits(), "key {j} of {n}, element {i}, {isa}");
+                }
+            }
         }
     }
 

@@ -165,10 +165,8 @@ const fn reads<S: Simd>(rows: usize, vecs: usize) -> bool {
 /// rows wait for memory, which is faster in order, and run one chain at a time; a tile of one panel is the exception,
 /// since with one chain a row would wait for its own sums.
 #[inline(always)]
-const fn paired<S: Simd, T: KeyOperand<S>>(rows: usize, vecs: usize) -> bool {
-    // Halves of pairs are put together in registers, of which a vector may take several.
-    let room = if T::ROWS > 1 && S::TILE_VECS == 1 { S::TILE_ROWS - 1 } else { S::TILE_ROWS * S::TILE_VECS };
-    (rows > FETCH_BOUND_ROWS || vecs == 1) && 2 * rows * vecs <= room
+const fn paired<S: Simd>(rows: usize, vecs: usize) -> bool {
+    (rows > FETCH_BOUND_ROWS || vecs == 1) && 2 * rows * vecs <= S::TILE_ROWS * S::TILE_VECS
 }
 
 /// Adds the sums of one chain to those of another.
@@ -186,8 +184,8 @@ fn add_chain<S: Simd, const MR: usize, const NV: usize>(s: S, sums: &mut [[S::V;
 /// takes registers that they have not.
 ///
 /// # Safety
-/// `rows` holds `MR` pointers to `depth` floats each (pairs, if the columns are pairs), `panels` holds `NV` panels of
-/// `depth × 16` elements, and `out` has `MR` rows of `NV × 16` writable floats, `stride` apart.
+/// `rows` holds `MR` pointers to `depth` floats each (pairs, if the columns are pairs), `panels` holds `NV` panels that deep,
+/// [`Operand::panel`] elements each, and `out` has `MR` rows of `NV × 16` writable floats, `stride` apart.
 #[inline(always)]
 pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: usize, const LEVEL: u8>(
     s: S,
@@ -206,13 +204,13 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
     };
     // SAFETY: the caller guarantees `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
-    let (panels, totals) = (Panels { first: panels, depth, later }, TileRows { out, stride });
+    let (panels, totals) = (Panels { first: panels, panel: T::panel(depth), later }, TileRows { out, stride });
     let (mut first, chain) = (0, T::By::chain(depth));
     loop {
         // If paired, runs two chains side by side, `first..middle` and `middle..last`, the second no longer than the
         // first: their totals are added in registers, where one chain at a time would add them in memory.
         let middle = depth.min(first + chain);
-        let last = if const { paired::<S, T>(MR, NV) } { depth.min(middle + chain) } else { middle };
+        let last = if const { paired::<S>(MR, NV) } { depth.min(middle + chain) } else { middle };
         let both = last - middle;
         panels.prefetch_pages::<S, NV, LEVEL>(s, first..last);
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
@@ -248,7 +246,8 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
 #[derive(Clone, Copy)]
 struct Panels<T> {
     first: *const T,
-    depth: usize,
+    /// Number of elements of a panel.
+    panel: usize,
     later: Option<Later>,
 }
 
@@ -266,7 +265,7 @@ impl<T> Panels<T> {
     /// `sums[row][panel] += rows[row][i] · panels[panel][i]`.
     ///
     /// # Safety
-    /// `rows` point to `depth` elements each, there are `NV` panels of `depth × 16` elements, and `i < depth`.
+    /// `rows` point to `depth` elements each, there are `NV` panels that deep, and `i < depth`.
     #[inline(always)]
     unsafe fn multiply_add<S: Simd, const MR: usize, const NV: usize, const LEVEL: u8>(
         self,
@@ -277,16 +276,13 @@ impl<T> Panels<T> {
     ) where
         T: KeyOperand<S>,
     {
-        // SAFETY: panel `n < NV` is `depth × 16` elements, or as many pairs, whose halves lie apart; `i < depth`.
-        let columns = |n: usize| unsafe {
-            let first = self.first.add((n * self.depth + i) * T::ROWS * LANES);
-            T::y(s, [first, first.wrapping_add(LANES)], 0)
-        };
+        // SAFETY: panel `n < NV` has element `i < depth` of sixteen keys.
+        let columns = |n: usize| unsafe { T::of_panel(s, self.first.add(n * self.panel), i) };
         let mut column = [columns(0); NV];
         for n in 0..NV {
             // Each line is prefetched once, where elements share one.
             if let Some(later) = self.later
-                && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * T::ROWS * size_of::<T>()) })
+                && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
             {
                 s.prefetch_line(const { Level::of(LEVEL) }, later.of(i, n));
             }

@@ -263,11 +263,6 @@ impl WeightFactors {
 /// Limit below which a weight is small: its reciprocal times [`MOST_WEIGHT`] may be infinite.
 const SMALL_WEIGHT: f32 = f32::from_bits((127 - 64) << 23);
 
-/// Returns the index of element `d` of key `j` among packed keys.
-pub(crate) const fn key_at(head_dim: usize, j: usize, d: usize) -> usize {
-    j / LANES * panel_bytes(head_dim) + (d / 4 * LANES + j % LANES) * 4 + d % 4
-}
-
 /// Stores the bytes of key `j` at their places, in whole groups of four: past the row's end they are zeros. It touches
 /// nothing else of the panel, so in memory that began as zeros, keys have the same bytes in whatever order they come.
 pub(crate) fn place_key(row: &[i8], j: usize, keys: &mut [i8]) {

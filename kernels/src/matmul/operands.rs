@@ -70,6 +70,21 @@ pub(crate) unsafe trait Operand<S: Simd>: Copy {
     /// Multiply-add of these elements.
     type By: MulAdd<S>;
 
+    /// Returns the number of elements of a packed panel of sixteen keys.
+    #[inline(always)]
+    fn panel(depth: usize) -> usize {
+        depth * LANES
+    }
+    /// Loads element `i` of a packed panel of sixteen keys.
+    ///
+    /// # Safety
+    /// The panel has such an element.
+    #[inline(always)]
+    unsafe fn of_panel(s: S, panel: *const Self, i: usize) -> <Self::By as MulAdd<S>>::Y {
+        let row = panel.wrapping_add(i * LANES);
+        // SAFETY: the caller guarantees the element in each of sixteen lanes.
+        unsafe { Self::y(s, [row; 2], 0) }
+    }
     /// Loads vector `n` of a term, whose rows begin at these addresses; the second counts if a term has [two](Self::ROWS).
     ///
     /// # Safety
@@ -177,8 +192,8 @@ unsafe impl<S: Bf16Dot> Operand<S> for Bf16x2 {
     }
 }
 
-/// Element of one of two rows whose neighbours make pairs: two values, or sixteen first and sixteen second elements of keys. A last
-/// value without a neighbour is its own neighbour, with weight 0.
+/// Element of one of two rows of values whose neighbours make pairs. A last value without a neighbour is its own neighbour, with
+/// weight 0.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct HalfPair(Bf16);
@@ -192,6 +207,82 @@ unsafe impl<S: Bf16Dot> Operand<S> for HalfPair {
     unsafe fn y(s: S, [first, second]: [*const Self; 2], n: usize) -> S::P {
         // SAFETY: the caller guarantees sixteen columns of both rows.
         unsafe { s.zip(first.add(n * LANES).cast(), second.add(n * LANES).cast()) }
+    }
+}
+
+/// Operands that are two floats, whose products are added one after the other.
+pub(crate) struct TwoFloats;
+
+// SAFETY: `x` reads two floats.
+unsafe impl<S: Simd> MulAdd<S> for TwoFloats {
+    type X = [S::V; 2];
+    type Y = [S::V; 2];
+    type Sum = S::V;
+    const PRODUCTS: usize = 2;
+
+    #[inline(always)]
+    fn start(_: S, totals: S::V) -> S::V {
+        totals
+    }
+
+    #[inline(always)]
+    unsafe fn x(s: S, row: *const f32, i: usize) -> [S::V; 2] {
+        // SAFETY: the caller guarantees that term `i`, of two floats, is readable.
+        unsafe { [s.splat(*row.add(2 * i)), s.splat(*row.add(2 * i + 1))] }
+    }
+
+    #[inline(always)]
+    fn fma(s: S, x: [S::V; 2], y: [S::V; 2], sum: S::V) -> S::V {
+        s.fma(x[1], y[1], s.fma(x[0], y[0], sum))
+    }
+
+    #[inline(always)]
+    unsafe fn total(_: S, _: *const f32, sum: S::V) -> S::V {
+        sum
+    }
+}
+
+/// Values of two keys in one column, as floats. A last value without a neighbour is beside any number, with weight 0.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct ValuePair(Bf16x2);
+
+// SAFETY: sixteen pairs are read.
+unsafe impl<S: Simd> Operand<S> for ValuePair {
+    type By = TwoFloats;
+
+    #[inline(always)]
+    unsafe fn y(s: S, [row, _]: [*const Self; 2], n: usize) -> [S::V; 2] {
+        let pairs = row.wrapping_add(n * LANES).cast();
+        // SAFETY: the caller guarantees sixteen columns.
+        unsafe { [s.load_of_pairs(pairs, 0), s.load_of_pairs(pairs, 1)] }
+    }
+}
+
+/// Element of keys that are packed as pairs, as a float: elements `2i` and `2i + 1` of sixteen keys lie side by side.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct PairElement(Bf16);
+
+// SAFETY: sixteen pairs are read, which hold the element of each lane.
+unsafe impl<S: Simd> Operand<S> for PairElement {
+    type By = Floats;
+
+    #[inline(always)]
+    fn panel(depth: usize) -> usize {
+        depth.next_multiple_of(2) * LANES
+    }
+
+    #[inline(always)]
+    unsafe fn of_panel(s: S, panel: *const Self, i: usize) -> S::V {
+        // SAFETY: the caller guarantees the element, and so its pair.
+        unsafe { s.load_of_pairs(panel.cast::<Bf16x2>().add(i / 2 * LANES), i % 2) }
+    }
+
+    #[inline(always)]
+    unsafe fn y(s: S, [row, _]: [*const Self; 2], _: usize) -> S::V {
+        // SAFETY: the caller guarantees sixteen pairs.
+        unsafe { s.load_of_pairs(row.cast(), 0) }
     }
 }
 

@@ -21,6 +21,18 @@ pub(crate) enum NonFinite {
     Handled,
 }
 
+impl NonFinite {
+    /// Treats values that are not finite so.
+    #[inline(always)]
+    pub(crate) fn treat<T: Element>(self, values: &mut [T]) {
+        if self == Self::Handled {
+            for x in values.iter_mut().filter(|x| !x.widen().is_finite()) {
+                *x = T::narrow(0.0);
+            }
+        }
+    }
+}
+
 /// Packs the first `n` of `all` keys of `d` elements; the last panel is filled up with zeros.
 ///
 /// # Safety
@@ -284,11 +296,7 @@ unsafe fn pack_rows_of<S: Simd, T: Element, O: Element>(
         let (copy, padding) = out.split_at_mut(cols);
         // SAFETY: the row has `cols` elements.
         unsafe { copy_row(s, row, values.element, copy) };
-        if nonfinite == NonFinite::Handled {
-            for x in copy.iter_mut().filter(|x| !x.widen().is_finite()) {
-                *x = O::narrow(0.0);
-            }
-        }
+        nonfinite.treat(copy);
         padding.fill(O::narrow(0.0));
     }
 }
@@ -298,7 +306,7 @@ unsafe fn pack_rows_of<S: Simd, T: Element, O: Element>(
 /// # Safety
 /// As many elements as `out` has are readable from `row` on, `element` apart.
 #[inline(always)]
-unsafe fn copy_row<S: Simd, T: Element, O: Element>(s: S, row: *const T, element: isize, out: &mut [O]) {
+pub(crate) unsafe fn copy_row<S: Simd, T: Element, O: Element>(s: S, row: *const T, element: isize, out: &mut [O]) {
     let cols = out.len();
     let whole = if element == 1 && cols >= LANES { cols } else { 0 };
     for i in (0..whole).step_by(LANES) {

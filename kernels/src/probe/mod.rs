@@ -83,7 +83,7 @@ fn read_blocks<S: Simd>(s: S, kv: &KeyValues<'_>) -> bool {
                 Keys::Int4 { panels, .. } => read_rows(panels, len / LANES, int4::blocks(d) * int4::BLOCK_BYTES, bytes),
                 // Read with the values.
                 Keys::Latent => true,
-                Keys::Pairs(_) => unreachable!("no source has pairs"),
+                Keys::Pairs(panels) => read_rows(panels, len / LANES, d.div_ceil(2) * LANES, bytes),
             };
             keys & match kv.values(at, len, values) {
                 BlockValues::Int8 { values, .. } => {
@@ -91,6 +91,9 @@ fn read_blocks<S: Simd>(s: S, kv: &KeyValues<'_>) -> bool {
                 }
                 BlockValues::Int4 { values, .. } => {
                     values.panels().all(|(columns, fours)| read_rows(fours, len.div_ceil(QUAD), columns.len(), bytes))
+                }
+                BlockValues::Pairs(values) => {
+                    values.panels().all(|(columns, pairs)| read_rows(pairs, len.div_ceil(2), columns.len(), bytes))
                 }
                 values => values.all_finite(s, len, dv),
             }

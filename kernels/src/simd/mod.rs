@@ -136,6 +136,11 @@ pub(crate) unsafe trait Simd: Vector {
     /// # Safety
     /// `p..p + 16` is writable. No alignment is needed.
     unsafe fn store_f16(self, p: *mut u16, v: Self::V);
+    /// Loads element `i` of each of sixteen pairs of bfloat16, 0 or 1, widened exactly.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable. No alignment is needed.
+    unsafe fn load_of_pairs(self, p: *const Bf16x2, i: usize) -> Self::V;
     /// Selects `zero` where the byte at `p` is 0, `other` where it is not.
     ///
     /// # Safety

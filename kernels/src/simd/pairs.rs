@@ -15,4 +15,10 @@ impl Bf16x2 {
     pub(crate) fn new(first: u16, second: u16) -> Self {
         Self(u32::from(first) | u32::from(second) << 16)
     }
+
+    /// Returns both elements.
+    #[inline(always)]
+    pub(crate) fn elements(self) -> [u16; 2] {
+        [self.0 as u16, (self.0 >> 16) as u16]
+    }
 }

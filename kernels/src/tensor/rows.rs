@@ -85,6 +85,13 @@ impl<T> Rows<T> {
         Rows { first: first.cast(), step, table, shift, element }
     }
 
+    /// Returns the same rows of elements, `n` of which have the size of one of these.
+    pub(crate) fn elements<U>(self, n: isize) -> Rows<U> {
+        const { assert!(size_of::<T>() >= size_of::<U>()) }
+        let Self { first, step, table, shift, element } = self;
+        Rows { first: first.cast(), step: n * step, table, shift: n * shift, element }
+    }
+
     /// Returns true if the rows' addresses are in a table.
     #[inline(always)]
     pub(crate) fn are_scattered(self) -> bool {

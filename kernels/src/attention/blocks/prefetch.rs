@@ -7,7 +7,7 @@ use crate::kv::value_panels::ValueLayout;
 use crate::matmul::int4;
 use crate::matmul::int8::{self, QUAD};
 use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, PrefetchQueue};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Bf16x2, LANES, Simd};
 use crate::tensor::any::AnyRows;
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 
@@ -40,6 +40,9 @@ pub(crate) fn of_block<S: Simd>(
             BlockValues::Rows { rows, .. } => Some((rows, task.tiling.value_dim)),
             BlockValues::ValuePanels(panels) if panels.first().are_scattered() => {
                 Some((panels.first(), panels.layout().panel(0).len()))
+            }
+            BlockValues::Pairs(panels) if panels.first.are_scattered() => {
+                Some((as_floats(panels.first), panels.layout.panel(0).len()))
             }
             _ => None,
         };
@@ -87,6 +90,9 @@ fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch:
         Keys::Packed(panels) if panels.are_scattered() => {
             prefetch.push_rows(panels, 1, LANES * task.tiling.head_dim);
         }
+        Keys::Pairs(panels) if panels.are_scattered() => {
+            prefetch.push_rows(as_floats(panels), 1, LANES * task.tiling.head_dim.div_ceil(2));
+        }
         _ => {}
     }
 }
@@ -109,12 +115,14 @@ fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut
     match keys {
         Keys::Rows(rows) => prefetch.push_rows(part(rows), needed.len(), d),
         Keys::Packed(panels) => prefetch.push_rows(panels, len.div_ceil(LANES), LANES * d),
+        Keys::Pairs(panels) => {
+            prefetch.push_rows(as_floats(panels), len.div_ceil(LANES), LANES * d.div_ceil(2));
+        }
         // Scales are not prefetched: they are a thirtieth of the memory, or of int4 an eighth.
         Keys::Int8 { panels, .. } => push_panels(prefetch, panels, len, int8::panel_bytes(d)),
         Keys::Int4 { panels, .. } => push_panels(prefetch, panels, len, int4::blocks(d) * int4::BLOCK_BYTES),
         // With the values.
         Keys::Latent => {}
-        Keys::Pairs(_) => unreachable!("no source has pairs"),
     }
     match values {
         BlockValues::Rows { rows, .. } => prefetch.push_rows(part(rows), needed.len(), task.tiling.value_dim),
@@ -124,6 +132,11 @@ fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut
             // SAFETY: the block has at least one row.
             let first = unsafe { panels.first().first() };
             push_value_panels(prefetch, panels.layout(), first.at, first.element, len);
+        }
+        BlockValues::Pairs(panels) => {
+            // SAFETY: the block has at least one row.
+            let first = unsafe { panels.first.at(0) }.cast();
+            push_value_panels(prefetch, panels.layout, first, size_of::<Bf16x2>(), len.div_ceil(2));
         }
         BlockValues::Int8 { values, .. } => push_fours(prefetch, values.layout, values.first, len),
         BlockValues::Int4 { values, .. } => push_fours(prefetch, values.layout, values.first, len),
@@ -167,6 +180,11 @@ fn push_rows<S: Simd>(
         prefetch.push_rows(at(row), task.set.rows.len().min(task.seq.q_len - row.i), dim);
     }
 }
+/// Returns rows of pairs as rows of floats, which are as large.
+fn as_floats(pairs: Rows<Bf16x2>) -> AnyRows {
+    AnyRows::F32(pairs.cast())
+}
+
 /// Adds the panels of `len` keys, at least one, of so many bytes each.
 fn push_panels(prefetch: &mut PrefetchQueue, panels: Rows<i8>, len: usize, bytes: usize) {
     // SAFETY: there is a panel.

@@ -82,7 +82,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let width = columns.cols.next_multiple_of(LANES);
         for (j, c) in (0..self.len).flat_map(|j| (0..columns.cols).map(move |c| (j, c))) {
             // SAFETY: `j < len` is a key of the block, and `c` one of the columns.
-            let x = unsafe { columns.values.elements().get(j, c) };
+            let x = unsafe { columns.values.get(j, c) };
             if x.is_finite() {
                 continue;
             }

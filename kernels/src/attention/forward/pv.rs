@@ -56,8 +56,11 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let whole = end.next_multiple_of(LANES) <= values.readable();
             // SAFETY: the values have these columns.
             for columns in unsafe { values.columns_together(first..end) } {
+                // Beside the last key of an odd number, pairs may hold anything.
+                let paired = matches!((columns.values, mode), (ColumnValues::Pairs(_), PvMode::Handled(_)));
                 let in_place = A::FINITE
-                    || nonfinite == NonFinite::Ignored
+                    || !paired
+                        && nonfinite == NonFinite::Ignored
                         && columns.are_contiguous()
                         && whole
                         && A::reads_values(&columns, rows);
@@ -137,7 +140,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             self.packed_values = Some((all.start, nonfinite));
         }
         let packing = if done { Packing::Done } else { Packing::Needed };
-        let values = ValuesToPack { rows: columns.values.elements(), size, nonfinite, packing };
+        let values = ValuesToPack { values: columns.values, size, nonfinite, packing };
         // SAFETY: the caller guarantees columns of the block, which has them for every key.
         unsafe { A::pack_values(self.task.s, values, room) }
     }

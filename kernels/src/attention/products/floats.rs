@@ -9,11 +9,12 @@ use crate::attention::products::score_run::ScoreRun;
 use crate::attention::products::{Arithmetic, Multiply, pv_many, qk_many};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
-use crate::matmul::operands::Floats;
+use crate::matmul::bf16_pairs;
+use crate::matmul::operands::{Floats, PairElement, ValuePair};
 use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::simd::{LANES, Simd};
-use crate::tensor::any::{AnyRows, Typed};
+use crate::tensor::any::Typed;
 use crate::tensor::rows::Rows;
 
 /// Returns true if `rows` rows are compute-bound, for which there are loops of their own over columns that are evenly spaced.
@@ -45,7 +46,7 @@ impl Multiply for Floats {
         match keys {
             // Many rows read panels of floats, side by side.
             Keys::Packed(Typed::F32(panels)) => rows <= MEMORY_BOUND_ROWS || !panels.are_scattered(),
-            Keys::Packed(_) => rows <= MEMORY_BOUND_ROWS,
+            Keys::Packed(_) | Keys::Pairs(_) => rows <= MEMORY_BOUND_ROWS,
             _ => false,
         }
     }
@@ -64,6 +65,10 @@ impl Multiply for Floats {
                         let (panels, n) = (panels.rows_from(keys.start / LANES), keys.len().div_ceil(LANES));
                         pack::pack_rows(s, panels, [n, head_dim * LANES], NonFinite::Ignored, out);
                     }
+                    Keys::Pairs(panels) => {
+                        let n = keys.len().div_ceil(LANES) * LANES * head_dim;
+                        bf16_pairs::widen_panels(s, panels.rows_from(keys.start / LANES), head_dim, &mut out[..n]);
+                    }
                     Keys::Rows(rows) => {
                         pack::pack_keys(s, rows.rows_from(keys.start), [keys.len(), all], head_dim, out);
                     }
@@ -75,12 +80,15 @@ impl Multiply for Floats {
     }
 
     unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: QueryRows<'_>, RunKeys { keys, later }: RunKeys) {
-        let Keys::Packed(panels) = keys else { unreachable!("keys are packed") };
-        // SAFETY: same contract; many rows read panels side by side.
+        // SAFETY: same contract; many rows read panels side by side. Pairs are elements of the same size, two by two.
         unsafe {
-            match panels {
-                Typed::F32(panels) if are_many(run.rows, panels) => qk_many::scores(s, run, queries, panels),
-                panels => by_type!(Typed, panels, |panels| qk::scores(s, run, queries, panels, later)),
+            match keys {
+                Keys::Packed(Typed::F32(panels)) if are_many(run.rows, panels) => {
+                    qk_many::scores(s, run, queries, panels);
+                }
+                Keys::Packed(panels) => by_type!(Typed, panels, |panels| qk::scores(s, run, queries, panels, later)),
+                Keys::Pairs(panels) => qk::scores(s, run, queries, panels.elements::<PairElement>(2), later),
+                _ => unreachable!("keys are packed"),
             }
         }
     }
@@ -94,33 +102,34 @@ impl Multiply for Floats {
     }
 
     unsafe fn pack_values<S: Simd>(s: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
-        let ValuesToPack { rows, size, nonfinite, packing } = values;
+        let ValuesToPack { values, size: [n, cols], nonfinite, packing } = values;
+        let width = cols.next_multiple_of(LANES);
         if packing == Packing::Needed {
-            // SAFETY: the caller guarantees the values.
-            unsafe { pack::pack_rows(s, rows, size, nonfinite, out) }
+            // SAFETY: the caller guarantees the values; pairs have whole vectors of columns.
+            unsafe {
+                match values {
+                    ColumnValues::Pairs(pairs) => {
+                        let out = &mut out[..n * width];
+                        bf16_pairs::widen_values(s, pairs, width, out);
+                        nonfinite.treat(out);
+                    }
+                    values => pack::pack_rows(s, values.elements(), [n, cols], nonfinite, out),
+                }
+            }
         }
-        let step = size[1].next_multiple_of(LANES) as isize;
-        ColumnValues::Elements(Typed::F32(Rows::strided(out.as_ptr(), step, 1)))
+        ColumnValues::Elements(Typed::F32(Rows::strided(out.as_ptr(), width as isize, 1)))
     }
 
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues) {
         // SAFETY: same contract.
-        unsafe { float_sums(s, sums, values.elements()) }
-    }
-}
-
-/// Adds weighted sums of values that are floats: see [`Multiply::sums`].
-///
-/// # Safety
-/// As [`Multiply::sums`].
-#[inline(always)]
-pub(crate) unsafe fn float_sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, rows: AnyRows) {
-    // SAFETY: same contract.
-    unsafe {
-        match rows {
-            Typed::F32(rows) if are_many(sums.rows, rows) => pv_many::values(s, sums, rows),
-            // Few rows: more have them side by side, as floats.
-            rows => by_type!(Typed, rows, |rows| pv::values(s, sums, rows)),
+        unsafe {
+            match values {
+                ColumnValues::Elements(Typed::F32(rows)) if are_many(sums.rows, rows) => pv_many::values(s, sums, rows),
+                // Few rows: more have them side by side, as floats.
+                ColumnValues::Elements(rows) => by_type!(Typed, rows, |rows| pv::values(s, sums, rows)),
+                ColumnValues::Pairs(pairs) => pv::values(s, sums, pairs.cast::<ValuePair>()),
+                ColumnValues::Int8(_) | ColumnValues::Int4 { .. } => unreachable!("values of integers"),
+            }
         }
     }
 }

@@ -16,7 +16,6 @@ use crate::attention::steps::softmax::{SoftmaxState, WeightForm, softmax};
 use crate::attention::steps::span::MAX_SPAN_ROWS;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
-use crate::matmul::pack::NonFinite;
 use crate::simd::aligned::elements_mut;
 use crate::simd::exp::ForBf16;
 use crate::simd::{Bf16x2, LANES, Simd, lanes};
@@ -68,7 +67,7 @@ impl Multiply for MatrixUnit {
                 match source.keys {
                     _ if j >= keys.end || i >= head_dim => 0,
                     Keys::Rows(Typed::Bf16(rows)) => (*rows.at(j).offset(i as isize * rows.element)).0,
-                    Keys::Packed(Typed::Bf16(panels)) => (*panels.at(j / LANES).add(i * LANES + j % LANES)).0,
+                    Keys::Pairs(panels) => (*panels.at(j / LANES).add(i / 2 * LANES + j % LANES)).elements()[i % 2],
                     _ => unreachable!("pairs are made of bfloat16"),
                 }
             };
@@ -128,32 +127,31 @@ impl Multiply for MatrixUnit {
     }
 
     /// Packs values in pairs of keys, `[pair][columns]`; a last key without a neighbour is paired with zeros.
-    unsafe fn pack_values<S: Simd>(_: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
-        let ValuesToPack { rows, size: [n, cols], nonfinite, packing } = values;
+    unsafe fn pack_values<S: Simd>(s: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
+        let ValuesToPack { values, size: [n, cols], nonfinite, packing } = values;
         let width = cols.next_multiple_of(LANES);
         if packing == Packing::Needed {
-            let element = |j: usize, c: usize| {
-                // SAFETY: the caller guarantees `n` rows of `cols` columns.
-                let x = if j < n && c < cols { unsafe { rows.get(j, c) } } else { 0.0 };
-                if nonfinite == NonFinite::Handled && !x.is_finite() { 0 } else { Bf16::narrow(x).0 }
-            };
-            for (place, out) in elements_mut::<Bf16x2>(out)[..n.div_ceil(2) * width].iter_mut().enumerate() {
-                let (j, c) = (place / width * 2, place % width);
-                *out = Bf16x2::new(element(j, c), element(j + 1, c));
+            let out = elements_mut::<Bf16x2>(out);
+            // SAFETY: the caller guarantees the values; pairs have whole vectors of columns.
+            unsafe {
+                match values {
+                    ColumnValues::Pairs(pairs) => bf16_pairs::copy_values(pairs, [n, width], nonfinite, out),
+                    values => bf16_pairs::pack_values(s, values.elements(), [n, cols], nonfinite, out),
+                }
             }
         }
-        ColumnValues::Pairs { pairs: Rows::strided(out.as_ptr().cast(), width as isize, 1), keys: n }
+        ColumnValues::Pairs(Rows::strided(out.as_ptr().cast(), width as isize, 1))
     }
 
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues) {
-        let ColumnValues::Pairs { pairs: values, keys: n } = values else { unreachable!("values are packed as pairs") };
+        let ColumnValues::Pairs(values) = values else { unreachable!("values are packed as pairs") };
         for row in 0..sums.rows {
             let span = sums.spans[row / MAX_SPAN_ROWS];
             if span.is_empty() {
                 continue;
             }
             // Keys outside the span have weight 0; steps begin at multiples of 32.
-            let (first, end) = (span.first_panel() * LANES / 2, span.end_panel() * LANES / 2);
+            let (first, end) = (span.first_panel() * LANES / 2, span.keys().end.div_ceil(2));
             let mut weights = [Bf16x2(0); SCORE_STRIDE / 2];
             for (pair, weight) in weights.iter_mut().enumerate().take(end).skip(first) {
                 *weight = Bf16x2(sums.weights[row * SCORE_STRIDE + pair].to_bits());

@@ -1,6 +1,6 @@
 //! Operands of products, as an arithmetic takes them.
 
-use crate::kv::key_block::{BlockValues, Keys};
+use crate::kv::key_block::{BlockValues, ColumnValues, Keys};
 use crate::matmul::pack::NonFinite;
 use crate::tensor::any::AnyRows;
 use core::ops::Range;
@@ -56,8 +56,8 @@ pub(crate) enum Packing {
 /// Values to be packed: all of a block, some contiguous columns.
 #[derive(Clone, Copy)]
 pub(crate) struct ValuesToPack {
-    pub(crate) rows: AnyRows,
-    /// Number of rows, and of columns.
+    pub(crate) values: ColumnValues,
+    /// Number of keys, and of columns.
     pub(crate) size: [usize; 2],
     pub(crate) nonfinite: NonFinite,
     pub(crate) packing: Packing,

@@ -16,7 +16,7 @@ use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::simd::aligned::elements_mut;
 use crate::simd::exp::ForBf16;
-use crate::simd::{Bf16Dot, Bf16DotWork, LANES, Simd};
+use crate::simd::{Bf16Dot, Bf16DotWork, Bf16x2, LANES, Simd};
 use crate::tensor::any::Typed;
 use crate::tensor::element::Bf16;
 use crate::tensor::rows::Rows;
@@ -43,8 +43,8 @@ impl Multiply for Bf16Pairs {
         to.copy_from_slice(&wide[..to.len()]);
     }
 
-    fn reads_keys(keys: Keys, _: usize, head_dim: usize) -> bool {
-        matches!(keys, Keys::Packed(panels) if !panels.are_scattered() && head_dim.is_multiple_of(2))
+    fn reads_keys(keys: Keys, rows: usize, _: usize) -> bool {
+        matches!(keys, Keys::Pairs(panels) if rows <= MEMORY_BOUND_ROWS || !panels.are_scattered())
     }
 
     fn panel_floats(_: KeySource, head_dim: usize) -> usize {
@@ -62,10 +62,10 @@ impl Multiply for Bf16Pairs {
                         let n = [keys.len(), all];
                         bf16_pairs::pack(s, rows.rows_from(keys.start), n, head_dim, elements_mut(out));
                     }
-                    Keys::Packed(Typed::Bf16(panels)) => {
-                        let pairs = elements_mut(out).chunks_exact_mut(panel);
+                    Keys::Pairs(panels) => {
+                        let pairs = elements_mut::<Bf16x2>(out).chunks_exact_mut(panel);
                         for (n, pairs) in (keys.start / LANES..keys.end.div_ceil(LANES)).zip(pairs) {
-                            bf16_pairs::pair_up(panels.at(n), 1, head_dim, pairs);
+                            pairs.copy_from_slice(core::slice::from_raw_parts(panels.at(n), panel));
                         }
                     }
                     _ => unreachable!("pairs are made of bfloat16"),
@@ -101,19 +101,23 @@ impl Multiply for Bf16Pairs {
     }
 
     unsafe fn pack_values<S: Simd>(s: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
-        let (ValuesToPack { rows, size, nonfinite, packing }, out) = (values, elements_mut(out));
+        let ValuesToPack { values, size: [n, cols], nonfinite, packing } = values;
+        let (width, out) = (cols.next_multiple_of(LANES), elements_mut::<Bf16x2>(out));
         if packing == Packing::Needed {
-            // SAFETY: the caller guarantees the values.
-            unsafe { pack::pack_rows(s, rows, size, nonfinite, out) }
+            // SAFETY: the caller guarantees the values; pairs have whole vectors of columns.
+            unsafe {
+                match values {
+                    ColumnValues::Pairs(pairs) => bf16_pairs::copy_values(pairs, [n, width], nonfinite, out),
+                    values => bf16_pairs::pack_values(s, values.elements(), [n, cols], nonfinite, out),
+                }
+            }
         }
-        let step = size[1].next_multiple_of(LANES) as isize;
-        ColumnValues::Elements(Typed::Bf16(Rows::strided(out.as_ptr(), step, 1)))
+        ColumnValues::Pairs(Rows::strided(out.as_ptr(), width as isize, 1))
     }
 
-    unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, rows: ColumnValues) {
-        let Typed::Bf16(rows) = rows.elements() else { unreachable!("pairs are made of bfloat16") };
+    unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues) {
         // SAFETY: same contract.
-        unsafe { s.with_bf16_dot(Values { values: rows.cast::<HalfPair>(), sums }) }
+        unsafe { s.with_bf16_dot(Values { values, sums }) }
     }
 }
 
@@ -130,25 +134,25 @@ impl Bf16DotWork for PairScores<'_, '_> {
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(self, s: S) {
         let Self { run, queries, keys: RunKeys { keys, later } } = self;
-        // SAFETY: the caller guarantees the contract of `scores` for these keys. Single elements `[head_dim][16]`, of an even
-        // number of dimensions, are two rows of halves for each pair.
-        unsafe {
-            match keys {
-                Keys::Pairs(panels) => qk::scores(s, run, queries, panels, later),
-                Keys::Packed(Typed::Bf16(panels)) => qk::scores(s, run, queries, panels.cast::<HalfPair>(), later),
-                _ => unreachable!("keys are packed as pairs"),
-            }
-        }
+        let Keys::Pairs(panels) = keys else { unreachable!("keys are packed as pairs") };
+        // SAFETY: the caller guarantees the contract of `scores` for these keys.
+        unsafe { qk::scores(s, run, queries, panels, later) }
     }
 }
 
 /// Same contract as [`values`], with rounded weights.
-impl Bf16DotWork for Values<'_, '_, Rows<HalfPair>> {
+impl Bf16DotWork for Values<'_, '_, ColumnValues> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(self, s: S) {
         // SAFETY: the caller guarantees the contract of `values`.
-        unsafe { values(s, self.sums, self.values) }
+        unsafe {
+            match self.values {
+                ColumnValues::Pairs(pairs) => values(s, self.sums, pairs),
+                ColumnValues::Elements(Typed::Bf16(rows)) => values(s, self.sums, rows.cast::<HalfPair>()),
+                _ => unreachable!("pairs are made of bfloat16"),
+            }
+        }
     }
 }
 

@@ -89,10 +89,9 @@ impl LaterKeys {
     unsafe fn of_tile<S: Simd, T: Operand<S>>(self, keys: Rows<T>, of: [usize; 2], depth: usize, vecs: usize) -> Later {
         match self {
             Self::Panels { far } => {
-                let bytes = T::ROWS * LANES * size_of::<T>();
                 // SAFETY: the caller guarantees the panel.
-                let at = unsafe { dot_tile::behind(keys, of, depth * bytes, far) };
-                Later::in_order(at.cast(), bytes, vecs)
+                let at = unsafe { dot_tile::behind(keys, of, T::panel(depth) * size_of::<T>(), far) };
+                Later::in_order(at.cast(), LANES * size_of::<T>(), vecs)
             }
             Self::Rows { at, bytes } => Later::in_order(at.wrapping_add(of[0] * depth * bytes), bytes, vecs),
         }
@@ -127,7 +126,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
                 let later = later.filter(|_| tile_prefetches::<S>(rows.start, rows.len(), all[0]));
                 let tile = Tile {
                     rows: queries.as_ptr().add(rows.start),
-                    panels: if scattered { keys.at(n) } else { first.add(n * d * T::ROWS * LANES) },
+                    panels: if scattered { keys.at(n) } else { first.add(n * T::panel(d)) },
                     depth: d,
                     out: out.add(rows.start * SCORE_STRIDE + panel * LANES),
                     stride: SCORE_STRIDE,

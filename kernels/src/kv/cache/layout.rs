@@ -68,13 +68,31 @@ impl Sizes {
         }
     }
 
+    /// Returns the number of bytes of an element, or of two where a byte holds them.
+    pub(super) fn element_bytes(self) -> usize {
+        if let Format::Elements(dtype) = self.format { dtype.bytes() } else { 1 }
+    }
+
+    /// Returns the number of neighbouring elements of a key that lie side by side, and of neighbouring keys' values: those that
+    /// machines multiply at once.
+    pub(super) fn group(self) -> usize {
+        match (self.format, self.key_order) {
+            (Format::Elements(Dtype::Bf16), KeyOrder::Packed) => 2,
+            (Format::Elements(_), _) => 1,
+            (Format::Int8 { .. } | Format::Int4(_), _) => int8::QUAD,
+        }
+    }
+
     /// Returns the number of bytes of each part of a head, whole cache lines; `None` if one overflows.
     fn lens(self) -> Option<[usize; 4]> {
         let rows = |each: usize, bytes: usize| {
             self.rows.checked_mul(each)?.checked_mul(bytes)?.checked_next_multiple_of(LINE_BYTES)
         };
         let [key_scales, keys, value_scales, values] = match self.format {
-            Format::Elements(dtype) => [0, rows(self.head_dim, dtype.bytes())?, 0, rows(self.width(), dtype.bytes())?],
+            Format::Elements(dtype) => {
+                let key = self.head_dim.next_multiple_of(self.group());
+                [0, rows(key, dtype.bytes())?, 0, rows(self.width(), dtype.bytes())?]
+            }
             Format::Int8 { key_scales } => {
                 let scales = rows(1, size_of::<f32>())?;
                 let keys = (self.rows / LANES).checked_mul(int8::panel_bytes(self.head_dim))?;
@@ -125,8 +143,7 @@ impl Sizes {
     /// Returns the number of elements of a panel of sixteen keys.
     pub(super) fn panel(self) -> usize {
         match self.format {
-            Format::Elements(_) => self.head_dim * LANES,
-            Format::Int8 { .. } => int8::panel_bytes(self.head_dim),
+            Format::Elements(_) | Format::Int8 { .. } => self.head_dim.next_multiple_of(self.group()) * LANES,
             Format::Int4(_) => int4::blocks(self.head_dim) * int4::BLOCK_BYTES,
         }
     }
@@ -138,18 +155,10 @@ impl Sizes {
 
     /// Returns the layout of a head's values: of rows, or of groups of four keys.
     pub(super) fn value_layout(self) -> ValueLayout {
-        let rows = self.rows / self.keys_together();
+        let rows = self.rows / self.group();
         match self.format {
             Format::Int4(_) => ValueLayout { order: ValueOrder::Vectors, rows, width: self.width() / 2 },
             _ => ValueLayout { order: self.value_order, rows, width: self.width() },
-        }
-    }
-
-    /// Returns the number of keys whose values lie together, column by column.
-    pub(super) fn keys_together(self) -> usize {
-        match self.format {
-            Format::Elements(_) => 1,
-            Format::Int8 { .. } | Format::Int4(_) => int8::QUAD,
         }
     }
 
@@ -158,8 +167,8 @@ impl Sizes {
         if let Format::Int4(kind) = self.format {
             return self.int4_value(kind, [row, column]).byte;
         }
-        let together = self.keys_together();
-        self.value_layout().at(row / together, column) * together + row % together
+        let group = self.group();
+        self.value_layout().at(row / group, column) * group + row % group
     }
 
     /// Returns the place of an element of a head's int4 keys.
@@ -175,8 +184,10 @@ impl Sizes {
     /// Returns the index, among a head's packed keys, of element `d` of key `row`; in int4, the index of its byte.
     pub(super) fn key(self, row: usize, d: usize) -> usize {
         match self.format {
-            Format::Elements(_) => row / LANES * self.panel() + d * LANES + row % LANES,
-            Format::Int8 { .. } => int8::key_at(self.head_dim, row, d),
+            Format::Elements(_) | Format::Int8 { .. } => {
+                let group = self.group();
+                row / LANES * self.panel() + (d / group * LANES + row % LANES) * group + d % group
+            }
             Format::Int4(kind) => self.int4_key(kind, [row, d]).byte,
         }
     }
@@ -214,7 +225,7 @@ impl Sizes {
         let (layout, [numbers, bytes]) = (self.value_layout(), self.value_numbers());
         let number = self.rows * bytes;
         let scales = (0..numbers).map(move |i| value_scales.start + i * number..value_scales.start + (i + 1) * number);
-        let element = if let Format::Elements(dtype) = self.format { dtype.bytes() } else { int8::QUAD };
+        let element = self.group() * self.element_bytes();
         let values = layout.panels().map(move |panel| {
             let start = values.start + layout.at(0, panel.start) * element;
             start..start + layout.rows * panel.len() * element

@@ -14,7 +14,7 @@ use crate::simd::LANES;
 use crate::simd::aligned::{AlignedBuf, Plain};
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
-use crate::tensor::element::F16;
+use crate::tensor::element::{Dtype, F16};
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 use core::ops::Range;
 
@@ -180,6 +180,7 @@ impl PackedPool {
     ) -> Keys {
         let at = self.store.sizes.parts(head);
         match self.store.sizes.format {
+            Format::Elements(Dtype::Bf16) => Keys::Pairs(self.panels(&at, stretches, table)),
             Format::Elements(dtype) => Keys::Packed(by_dtype!(dtype, |T| self.panels::<T>(&at, stretches, table))),
             Format::Int8 { key_scales } => {
                 let panels = self.panels(&at, stretches.clone(), table);
@@ -203,6 +204,7 @@ impl PackedPool {
     ) -> BlockValues {
         let at = self.store.sizes.parts(head);
         match self.store.sizes.format {
+            Format::Elements(Dtype::Bf16) => BlockValues::Pairs(self.value_panels(&at.values, stretches, table)),
             Format::Elements(dtype) => {
                 BlockValues::ValuePanels(by_dtype!(dtype, |T| self.value_panels::<T>(&at.values, stretches, table)))
             }
@@ -226,7 +228,10 @@ impl PackedPool {
         stretches: impl Iterator<Item = Stretch> + Clone,
         table: &mut Table,
     ) -> Rows<T> {
-        let (panel, mut filled) = (self.store.sizes.panel(), 0);
+        // In elements of `T`, groups of elements where it is such.
+        let element = self.store.sizes.element_bytes();
+        let number = |elements: usize| elements * element / size_of::<T>();
+        let (panel, mut filled) = (number(self.store.sizes.panel()), 0);
         for Stretch { page, row, len } in stretches.clone() {
             let panels = len.div_ceil(LANES);
             let first = &part::<T>(self.page(page), at.keys.clone())[row / LANES * panel..][..panels * panel];
@@ -236,8 +241,8 @@ impl PackedPool {
         let cols = self.store.sizes.value_layout().panel(0).len();
         for Stretch { page, row, len } in stretches {
             let panels = len.div_ceil(LANES);
-            let first = part::<T>(self.page(page), at.values.clone()).as_ptr().wrapping_add(row * cols);
-            table.fill(filled, panels, first, (LANES * cols) as isize);
+            let first = part::<T>(self.page(page), at.values.clone()).as_ptr().wrapping_add(number(row * cols));
+            table.fill(filled, panels, first, number(LANES * cols) as isize);
             filled += panels;
         }
         Rows::scattered(table, panel as isize, 1)
@@ -250,7 +255,7 @@ impl PackedPool {
         stretches: impl Iterator<Item = Stretch>,
         table: &mut Table,
     ) -> ValuePanels<T> {
-        let (layout, together, mut filled) = (self.store.sizes.value_layout(), self.store.sizes.keys_together(), 0);
+        let (layout, together, mut filled) = (self.store.sizes.value_layout(), self.store.sizes.group(), 0);
         let cols = layout.panel(0).len();
         for Stretch { page, row, len } in stretches {
             // A stretch starts with a panel.

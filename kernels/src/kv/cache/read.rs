@@ -42,6 +42,9 @@ impl Cache {
                 Keys::Rows(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.values).as_ptr(), row, 1)))
             }
             _ if self.is_latent() => Keys::Latent,
+            Format::Elements(Dtype::Bf16) => {
+                Keys::Pairs(Rows::strided(part(block, at.keys).as_ptr(), panel / sizes.group() as isize, 1))
+            }
             Format::Elements(dtype) => {
                 Keys::Packed(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.keys).as_ptr(), panel, 1)))
             }
@@ -63,6 +66,9 @@ impl Cache {
         let sizes = self.store.sizes.with_rows(block.rows);
         let (block, at, mut layout) = (block.memory.floats(), sizes.parts(head), sizes.value_layout());
         match sizes.format {
+            Format::Elements(Dtype::Bf16) if !self.is_latent() => {
+                BlockValues::Pairs(ValuePanels::together(part(block, at.values).as_ptr(), layout))
+            }
             Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
                 ValuePanels::together(part::<T>(block, at.values).as_ptr(), layout)
             })),

@@ -5,7 +5,6 @@ use super::layout::{Format, KeyOrder, Parts, Sizes};
 use super::spare::{Counts, size_for};
 use super::{Cache, Sliding};
 use crate::matmul::int4;
-use crate::matmul::int8;
 use crate::tensor::element::F16;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -80,12 +79,11 @@ impl Sizes {
     /// Iterates over the elements of a part of a token, in ranges that lie together in a block.
     fn runs(self, part: TokenPart) -> impl Iterator<Item = Range<usize>> {
         let [elements, _] = self.elements(part);
-        let together = if let Format::Elements(_) = self.format { 1 } else { int8::QUAD };
         let next = move |first: usize| {
             let end = match self.stored_as(part) {
-                TokenPart::Value if self.keys_together() == 1 => self.value_layout().panel(first).end,
+                TokenPart::Value if self.group() == 1 => self.value_layout().panel(first).end,
                 TokenPart::Value => first + 1,
-                TokenPart::Key => first + together,
+                TokenPart::Key => first + self.group(),
                 TokenPart::KeyScale | TokenPart::ValueScale => first + 1,
             };
             first..end.min(elements)

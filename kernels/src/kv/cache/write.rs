@@ -4,12 +4,13 @@
 
 use super::layout::{Format, KeyOrder, Parts, Sizes, part_mut};
 use super::store::Int8;
+use crate::matmul::bf16_pairs;
 use crate::matmul::int4::{self, Int4, Place};
 use crate::matmul::int8;
 use crate::matmul::pack::{self, NonFinite};
-use crate::simd::LANES;
 use crate::simd::aligned::Plain;
 use crate::simd::isa::Isa;
+use crate::simd::{Bf16x2, LANES};
 use crate::tensor::any::{AnyRows, Tensor};
 use crate::tensor::element::{Bf16, Dtype, Element, F16};
 use core::ops::Range;
@@ -127,8 +128,10 @@ impl Head<'_> {
             (Some(key), Dtype::Bf16 | Dtype::F16) => self.place_keys::<T>(key),
             (None, _) => {}
         }
-        if let Some(value) = value {
-            self.write_values::<T>(value);
+        match value {
+            Some(value) if self.sizes.group() > 1 => self.write_value_pairs(value),
+            Some(value) => self.write_values::<T>(value),
+            None => {}
         }
     }
 
@@ -149,12 +152,12 @@ impl Head<'_> {
 
     /// Writes keys to their lanes of packed panels, row by row.
     fn place_keys<T: Element + Plain>(&mut self, key: Source) {
-        let (sizes, first) = (self.sizes, self.first);
+        let (sizes, first, group) = (self.sizes, self.first, self.sizes.group());
         let places = part_mut::<T>(self.block, self.parts.keys.clone());
         key.for_each_part(self.isa, |row, d, floats| {
-            let places = places[sizes.key(first + row, d)..].iter_mut().step_by(LANES);
-            for (place, &x) in places.zip(floats) {
-                *place = T::narrow(x);
+            let places = places[sizes.key(first + row, d)..].chunks_mut(group * LANES);
+            for (places, floats) in places.zip(floats.chunks(group)) {
+                places.iter_mut().zip(floats).for_each(|(place, &x)| *place = T::narrow(x));
             }
         });
     }
@@ -167,6 +170,31 @@ impl Head<'_> {
             let places = &mut places[self.sizes.value(self.first, run.start)..];
             // SAFETY: all rows, with those of their columns that the panel has.
             dispatch!(self.isa, |s| unsafe { pack::pack_rows(s, columns, size, NonFinite::Ignored, places) });
+        }
+    }
+
+    /// Writes values as pairs of keys; beside the last one of an odd number are zeros.
+    fn write_value_pairs(&mut self, value: Source) {
+        let (sizes, isa, odd) = (self.sizes, self.isa, self.first % 2);
+        let places = part_mut::<Bf16x2>(self.block, self.parts.values.clone());
+        for run in sizes.value_layout().panels() {
+            let (cols, width) = (value.dim.min(run.end) - run.start, run.len());
+            let places = &mut places[sizes.value(self.first - odd, run.start) / 2..];
+            for column in (0..cols * odd).step_by(PART) {
+                let (n, mut row) = (PART.min(cols - column), [Bf16::default(); PART]);
+                let from = value.from(0, run.start + column);
+                // SAFETY: one row, which has the columns.
+                dispatch!(isa, |s| unsafe { pack::pack_rows(s, from, [1, n], NonFinite::Ignored, &mut row) });
+                for (place, x) in places[column..column + n].iter_mut().zip(row) {
+                    *place = Bf16x2::new(place.elements()[0], x.0);
+                }
+            }
+            if odd < value.n {
+                let (from, size) = (value.from(odd, run.start), [value.n - odd, cols]);
+                let places = &mut places[odd * width..];
+                // SAFETY: all other rows, with those of their columns that the panel has.
+                dispatch!(isa, |s| unsafe { bf16_pairs::pack_values(s, from, size, NonFinite::Ignored, places) });
+            }
         }
     }
 

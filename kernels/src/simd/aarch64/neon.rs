@@ -3,7 +3,7 @@
 
 use super::neon_vector::{BF16, DOT, NOTHING, NeonToken, QUAD, ROWS};
 use crate::simd::numbers::Constant;
-use crate::simd::{Bf16DotWork, Int8DotWork, LANES, Simd, TWO_TO_MINUS_64};
+use crate::simd::{Bf16DotWork, Bf16x2, Int8DotWork, LANES, Simd, TWO_TO_MINUS_64};
 use core::arch::aarch64::*;
 use core::arch::asm;
 use std::arch::is_aarch64_feature_detected;
@@ -183,6 +183,15 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
             // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
             unsafe { vst1q_u16(p.add(8 * i), vcombine_u16(narrow_f16(v[2 * i]), narrow_f16(v[2 * i + 1]))) };
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_of_pairs(self, p: *const Bf16x2, i: usize) -> Self::V {
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
+        self.each(|n| unsafe {
+            let lower = vshlq_u32(vld1q_u32(p.add(n * QUAD).cast()), vdupq_n_s32(-16 * i as i32));
+            vreinterpretq_f32_u32(vshlq_n_u32::<16>(lower))
+        })
     }
 
     #[inline(always)]

@@ -4,8 +4,8 @@
 
 use self::half::{PortableHalf, bits, from_bits, ints};
 use crate::simd::{
-    F16_BIAS, F16_END, F16_NORMAL, Half, INFINITY, Int8Dot, Int8DotWork, LANES, Lower, Query4, Simd, TWO_TO_MINUS_64,
-    Upper, Vector, Words4,
+    Bf16x2, F16_BIAS, F16_END, F16_NORMAL, Half, INFINITY, Int8Dot, Int8DotWork, LANES, Lower, Query4, Simd,
+    TWO_TO_MINUS_64, Upper, Vector, Words4,
 };
 use wide::{f32x4, i16x8, i32x4, i32x8};
 
@@ -176,6 +176,13 @@ unsafe impl Simd for Portable {
     unsafe fn store_f16(self, p: *mut u16, v: Quad) {
         // SAFETY: the caller guarantees `p..p + 16`.
         unsafe { store_16(p, [narrow_f16(v[0]), narrow_f16(v[1]), narrow_f16(v[2]), narrow_f16(v[3])]) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_of_pairs(self, p: *const Bf16x2, i: usize) -> Quad {
+        // SAFETY: the caller guarantees `p..p + 16`.
+        let pairs = unsafe { p.cast::<[[i32; 4]; 4]>().read_unaligned() };
+        each(|n| from_bits((i32x4::new(pairs[n]) >> (16 * i as i32)) << 16))
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 
 use super::avx2_half::{Avx2Half, max8, sum8};
 use crate::simd::numbers::Constant;
-use crate::simd::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64, Vector};
+use crate::simd::{Bf16x2, Int8DotWork, LANES, Simd, TWO_TO_MINUS_64, Vector};
 use core::arch::asm;
 use core::arch::x86_64::*;
 
@@ -234,6 +234,16 @@ unsafe impl<const EXTRA: u8> Simd for Avx2Token<EXTRA> {
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
             _mm_storeu_si128(p.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_of_pairs(self, p: *const Bf16x2, i: usize) -> F32x16 {
+        // SAFETY: `self` proves the features; the caller guarantees sixteen pairs at `p`.
+        let eight = |p: *const Bf16x2| unsafe {
+            let lower = _mm256_srl_epi32(_mm256_loadu_si256(p.cast()), _mm_cvtsi32_si128(16 * i as i32));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(lower))
+        };
+        [eight(p), eight(p.wrapping_add(LANES / 2))]
     }
 
     #[inline(always)]

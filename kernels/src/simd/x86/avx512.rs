@@ -4,7 +4,7 @@
 use super::avx2::Avx2;
 use super::avx2_half::{Avx2Half, max8, sum8};
 use crate::simd::numbers::LOWEST_EXPONENT;
-use crate::simd::{Bf16DotWork, Int8DotWork, LANES, Simd, Vector};
+use crate::simd::{Bf16DotWork, Bf16x2, Int8DotWork, LANES, Simd, Vector};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX-512F and the extension that `EXTRA` names.
@@ -222,6 +222,15 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     unsafe fn store_f16(self, p: *mut u16, v: __m512) {
         // SAFETY: `self` proves the feature, and AVX with it; the caller guarantees the range at `p`.
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_of_pairs(self, p: *const Bf16x2, i: usize) -> __m512 {
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
+        unsafe {
+            let lower = _mm512_srl_epi32(_mm512_loadu_si512(p.cast()), _mm_cvtsi32_si128(16 * i as i32));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(lower))
+        }
     }
 
     #[inline(always)]
