@@ -27,23 +27,19 @@ pub(crate) enum Value {
 
 impl Value {
     fn tell(&self, to: &mut Numbers) {
-        let tag = match self {
-            Self::Nothing => 0,
-            Self::Given => 1,
-            Self::Number(_) => 2,
-            Self::Type(_) => 3,
-            Self::Sizes(_) => 4,
-            Self::Printed(_) => 5,
-        };
-        to.number(tag);
         match self {
-            Self::Nothing | Self::Given => {}
-            Self::Number(n) => to.number(*n),
+            Self::Nothing => to.numbers([0]),
+            Self::Given => to.numbers([1]),
+            Self::Number(n) => to.numbers([2, *n]),
             Self::Type(dtype) => {
-                to.number(DTYPES.iter().position(|other| other == dtype).unwrap_or(DTYPES.len()));
+                let place = DTYPES.iter().position(|other| other == dtype);
+                to.numbers([3, place.unwrap_or(DTYPES.len())]);
             }
-            Self::Sizes(sizes) => sizes.iter().for_each(|&size| to.number(size)),
-            Self::Printed(text) => to.text(text),
+            Self::Sizes([a, b, c]) => to.numbers([4, *a, *b, *c]),
+            Self::Printed(text) => {
+                to.numbers([5]);
+                to.text(text);
+            }
         }
     }
 
@@ -143,9 +139,9 @@ impl Description {
     pub(crate) fn numbers(&self) -> Vec<u64> {
         let Self { refused, facts, sequences, rows, keys } = self;
         let mut numbers = Numbers::default();
-        numbers.number(refused.is_some().into());
+        numbers.numbers([refused.is_some().into()]);
         refused.iter().for_each(|why| numbers.text(why));
-        numbers.number(facts.len());
+        numbers.numbers([facts.len()]);
         for (what, value) in facts {
             numbers.text(what);
             value.tell(&mut numbers);

@@ -5,19 +5,19 @@
 pub(crate) struct Numbers(pub(crate) Vec<u64>);
 
 impl Numbers {
-    pub(crate) fn number(&mut self, number: usize) {
-        self.0.push(number as u64);
+    pub(crate) fn numbers<const N: usize>(&mut self, numbers: [usize; N]) {
+        self.0.extend(numbers.map(|number| number as u64));
     }
 
     /// Appends the number of pairs, then the pairs.
     pub(crate) fn pairs(&mut self, pairs: impl ExactSizeIterator<Item = [usize; 2]>) {
-        self.number(pairs.len());
-        pairs.flatten().for_each(|number| self.number(number));
+        self.numbers([pairs.len()]);
+        pairs.for_each(|pair| self.numbers(pair));
     }
 
     /// Appends the number of bytes, then the bytes, eight to a number.
     pub(crate) fn text(&mut self, text: &str) {
-        self.number(text.len());
+        self.numbers([text.len()]);
         for bytes in text.as_bytes().chunks(8) {
             let mut eight = [0; 8];
             eight[..bytes.len()].copy_from_slice(bytes);
