@@ -6,13 +6,14 @@ mod parts;
 mod pass;
 pub(crate) mod share;
 
+use crate::agreement::agreed;
 use crate::backward::chains::{Blocks, Chains, blocks};
 use crate::backward::parts::{Make, Parts, RowPart};
 use crate::backward::pass::{Pass, Plan};
 use crate::backward::share::{BackwardShare, ONE_ROW, Rows};
-use crate::description::{Description, agree};
+use crate::description::{Description, is_given};
 use crate::error::Error;
-use crate::exchange::{blaming, exchange};
+use crate::exchange::blaming;
 use crate::functions::{given, of_sequence};
 use crate::layout::{Part, rows_of};
 use crate::parcel::Sizes;
@@ -173,7 +174,7 @@ fn check_bias(rows: &Rows<'_>, agreed: &Agreed) -> Result<(), sdpa::Error> {
         return refused("a bias with more columns than one, which is of all keys");
     }
     // What a single row has may be one for all.
-    let of_all = agreed.ranks.iter().flat_map(|rank| &rank.facts).any(|(what, _)| what.starts_with(ONE_ROW));
+    let of_all = is_given(&agreed.ranks, ONE_ROW);
     let (is_one, apart) = (of_bias == 1 && (n != 1 || of_all), agreed.sequences.are_apart());
     if is_one && (apart || n < agreed.lens[0]) {
         return refused(
@@ -215,18 +216,15 @@ fn seen<'a>(
     parcels: &[Blocks],
 ) -> Result<(Vec<RowPart<'a>>, Chains), Error> {
     const WHAT: &str = "which keys it needs";
-    let mut description = Description::default();
-    match &parts {
-        Ok((_, seen)) => description.keys = ranges(of_all(seen, own, rows, parcels.len())),
-        Err(error) => description.refused = Some(error.to_string()),
-    }
-    let texts = exchange(call.group.comm, description.text(), WHAT, call.group.timeout)?;
-    let all: Vec<Description> = texts.iter().map(|text| Description::read(text)).collect();
-    let (parts, _) = match (agree(&all), parts) {
-        (Ok(()), Ok(parts)) => parts,
-        (Ok(()), Err(error)) => return Err(error.into()),
-        (Err(error), parts) => return Err(call.own(error, parts.err())),
+    let (parts, description) = match parts {
+        Ok((parts, seen)) => {
+            let keys = ranges(of_all(&seen, own, rows, parcels.len()));
+            (Some(parts), Ok(Description { keys, ..Description::default() }))
+        }
+        Err(error) => (None, Err(error)),
     };
+    let all = agreed(call.group, description, WHAT)?;
+    let Some(parts) = parts else { unreachable!("who has no parts has said why") };
     let sees = |(n, part): (usize, &Part), parcel: usize| {
         let number = n * parcels.len() + parcel;
         part.sequence == parcels[parcel].sequence && all[part.rank].keys.iter().any(|range| range.contains(&number))

@@ -98,7 +98,7 @@ fn flops(group: &Group<'_>) -> Result<f64, Error> {
     let mut fastest = f64::INFINITY;
     for _ in 0..CALLS {
         // All at once, since they may share cores.
-        exchange(group.comm, String::new(), "that it begins to measure", group.timeout)?;
+        exchange(group.comm, Vec::new(), "that it begins to measure", group.timeout)?;
         let outputs = Outputs::new(ViewMut::bhld(&mut out, shape)?);
         let problem = Attention::new().problem(Inputs::new(x, x, x), outputs)?;
         let (exec, begin) = (group.exec, Instant::now());
@@ -116,11 +116,13 @@ pub(crate) fn measure(group: &Group<'_>) -> Result<Costs, Error> {
     let flops = flops(group)?;
     let short = seconds(group, 1, SHORTS)?.iter().sum::<f64>() / SHORTS as f64;
     let long = seconds(group, LONG, LONGS)?.into_iter().fold(f64::INFINITY, f64::min);
-    let text = format!("{short} {long} {flops}");
-    let texts = exchange(group.comm, text, "the figures that it measured", group.timeout)?;
-    let figures = texts.iter().map(|text| text.split(' ').filter_map(|word| word.parse().ok()).collect::<Vec<f64>>());
-    let worst = figures.fold([0.0f64, 0.0, f64::INFINITY], |worst, figures| match figures[..] {
-        [short, long, flops] => [worst[0].max(short), worst[1].max(long), worst[2].min(flops)],
+    let own = [short, long, flops].map(f64::to_bits).to_vec();
+    let all = exchange(group.comm, own, "the figures that it measured", group.timeout)?;
+    let worst = all.iter().fold([0.0f64, 0.0, f64::INFINITY], |worst, figures| match figures[..] {
+        [short, long, flops] => {
+            let [short, long, flops] = [short, long, flops].map(f64::from_bits);
+            [worst[0].max(short), worst[1].max(long), worst[2].min(flops)]
+        }
         _ => worst,
     });
     let [latency, long, flops] = worst;

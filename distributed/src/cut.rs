@@ -1,8 +1,9 @@
 //! Cut by heads: which rank computes which heads, and how much of a call each has.
 
-use crate::description::{Description, said};
+use crate::description::{Description, dtype, is_given, number};
 use crate::forms::{Form, forms};
 use crate::sequences::Sequences;
+use crate::share::{CAUSAL, SUFFIX};
 use crate::split::Split;
 use crate::workload::Workload;
 use core::ops::Range;
@@ -30,12 +31,8 @@ pub(crate) struct Cut {
 impl Cut {
     /// Reads what all ranks say.
     pub(crate) fn new(ranks: Vec<Description>) -> Self {
-        let said = |name: &str| said(&ranks, name);
-        let number = |name| said(name).parse().unwrap_or(0);
-        let dtype = |name| {
-            let all = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-            all.into_iter().find(|dtype| said(name) == dtype.to_string()).unwrap_or(Dtype::F32)
-        };
+        let number = |name| number(&ranks, name).unwrap_or(0);
+        let dtype = |name| dtype(&ranks, name).unwrap_or(Dtype::F32);
         let (dim, value_dim) = (number("head_dim"), number("value_dim"));
         Self {
             batch: number("batch"),
@@ -53,11 +50,14 @@ impl Cut {
         if self.ranks.iter().any(|rank| rank.rows.is_empty()) {
             return Some(Split::Rows);
         }
-        self.ranks.iter().any(|rank| rank.positions().is_some() || rank.has_suffix()).then_some(Split::Heads)
+        self.ranks
+            .iter()
+            .any(|rank| rank.positions().is_some() || is_given(std::slice::from_ref(rank), SUFFIX))
+            .then_some(Split::Heads)
     }
 
     pub(crate) fn workload(&self, rows: usize, keys: usize) -> Workload {
-        let causal = if said(&self.ranks, "causal rule") == "causal" { 0.5 } else { 1.0 };
+        let causal = if is_given(&self.ranks, CAUSAL) { 0.5 } else { 1.0 };
         let visible = causal * Sequences::share_of_pairs(&self.ranks);
         let (dims, bytes) = ([self.dims[0], self.dims[2]], self.dtypes.map(|dtype| dtype.bytes()));
         let options = [false, true].map(|shared| {

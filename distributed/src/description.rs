@@ -1,10 +1,110 @@
 //! What ranks tell each other of a call, and whether they agree.
 
 use crate::error::Error;
+use crate::numbers::{Numbers, Reader};
+use core::fmt;
 use core::ops::Range;
+use sdpa::Dtype;
 
-/// Longest value that is told whole; of a longer one the beginning, and a number that tells it from others.
+/// Longest text that is told whole; of a longer one the beginning, and a number that tells it from others.
 const LONG: usize = 300;
+
+/// Element types, each told by its place here.
+const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+/// What a rank has of a thing that all must agree on.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Value {
+    Nothing,
+    /// Something, of which no more is told.
+    Given,
+    Number(usize),
+    Type(Dtype),
+    Sizes([usize; 3]),
+    /// What is compared, but not read: as it is printed.
+    Printed(String),
+}
+
+impl Value {
+    fn tell(&self, to: &mut Numbers) {
+        match self {
+            Self::Nothing => to.numbers([0]),
+            Self::Given => to.numbers([1]),
+            Self::Number(n) => to.numbers([2, *n]),
+            Self::Type(dtype) => {
+                let place = DTYPES.iter().position(|other| other == dtype);
+                to.numbers([3, place.unwrap_or(DTYPES.len())]);
+            }
+            Self::Sizes([a, b, c]) => to.numbers([4, *a, *b, *c]),
+            Self::Printed(text) => {
+                to.numbers([5]);
+                to.text(text);
+            }
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Option<Self> {
+        Some(match from.number()? {
+            0 => Self::Nothing,
+            1 => Self::Given,
+            2 => Self::Number(from.number()?),
+            3 => Self::Type(*DTYPES.get(from.number()?)?),
+            4 => Self::Sizes(from.numbers()?),
+            5 => Self::Printed(from.text()?),
+            _ => return None,
+        })
+    }
+}
+
+/// Words of an error.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("none"),
+            Self::Given => f.write_str("given"),
+            Self::Number(n) => n.fmt(f),
+            Self::Type(dtype) => dtype.fmt(f),
+            Self::Sizes([a, b, c]) => write!(f, "{a}, {b}, {c}"),
+            Self::Printed(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<bool> for Value {
+    fn from(is_given: bool) -> Self {
+        if is_given { Self::Given } else { Self::Nothing }
+    }
+}
+
+impl From<usize> for Value {
+    fn from(n: usize) -> Self {
+        Self::Number(n)
+    }
+}
+
+impl From<Dtype> for Value {
+    fn from(dtype: Dtype) -> Self {
+        Self::Type(dtype)
+    }
+}
+
+impl From<[usize; 3]> for Value {
+    fn from(sizes: [usize; 3]) -> Self {
+        Self::Sizes(sizes)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self::Printed(shortened(text))
+    }
+}
 
 /// Description of a call by a rank, before it begins.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -12,7 +112,7 @@ pub(crate) struct Description {
     /// Why its own part is wrong.
     pub(crate) refused: Option<String>,
     /// Names of what all must agree on, and what it has. A rank leaves out what it does not know.
-    pub(crate) facts: Vec<(String, String)>,
+    pub(crate) facts: Vec<(String, Value)>,
     /// Ends of the rows and keys of each ragged sequence, as far as they are known.
     pub(crate) sequences: Vec<[usize; 2]>,
     /// Rows and keys that it has.
@@ -21,62 +121,50 @@ pub(crate) struct Description {
 }
 
 impl Description {
-    pub(crate) fn fact(&mut self, what: impl Into<String>, value: impl Into<String>) {
-        self.facts.push((what.into(), shortened(value.into())));
+    pub(crate) fn fact(&mut self, what: &str, value: impl Into<Value>) {
+        self.facts.push((what.to_owned(), value.into()));
+    }
+
+    /// Says what an option is, as [`Inputs::options_in_words`](sdpa::Inputs::options_in_words) has it.
+    pub(crate) fn option(&mut self, what: &str, words: &[String]) {
+        self.fact(what, if words.is_empty() { Value::Nothing } else { words.join(", ").into() });
     }
 
     /// Name of the positions that rows or keys have of their own, if they have any.
     pub(crate) fn positions(&self) -> Option<&'static str> {
-        let given = |name: &&str| self.facts.iter().any(|(what, value)| what == name && value != "none");
-        ["row positions", "key positions"].into_iter().find(given)
+        ["row positions", "key positions"].into_iter().find(|name| is_given(std::slice::from_ref(self), name))
     }
 
-    /// Returns true if a bias or mask has columns for the last keys only.
-    pub(crate) fn has_suffix(&self) -> bool {
-        self.facts
-            .iter()
-            .any(|(what, words)| ["bias", "mask"].contains(&&**what) && words.ends_with("of the last keys"))
+    /// Returns the list of numbers that is told.
+    pub(crate) fn numbers(&self) -> Vec<u64> {
+        let Self { refused, facts, sequences, rows, keys } = self;
+        let mut numbers = Numbers::default();
+        numbers.numbers([refused.is_some().into()]);
+        refused.iter().for_each(|why| numbers.text(why));
+        numbers.numbers([facts.len()]);
+        for (what, value) in facts {
+            numbers.text(what);
+            value.tell(&mut numbers);
+        }
+        numbers.pairs(sequences.iter().copied());
+        for ranges in [rows, keys] {
+            numbers.pairs(ranges.iter().map(|range| [range.start, range.end]));
+        }
+        numbers.0
     }
 
-    /// Writes a line for each thing.
-    pub(crate) fn text(&self) -> String {
-        let one_line = |text: &str| text.replace(['\n', '\t'], " ");
-        let mut text = String::new();
-        if let Some(why) = &self.refused {
-            text += &format!("refused\t{}\n", one_line(why));
-        }
-        for (what, value) in &self.facts {
-            text += &format!("fact\t{}\t{}\n", one_line(what), one_line(value));
-        }
-        for [row, key] in &self.sequences {
-            text += &format!("sequence\t{row}\t{key}\n");
-        }
-        for (name, ranges) in [("rows", &self.rows), ("keys", &self.keys)] {
-            for range in ranges {
-                text += &format!("{name}\t{}\t{}\n", range.start, range.end);
-            }
-        }
-        text
+    /// Reads what [`Self::numbers`] made; anything else is refused.
+    pub(crate) fn read(numbers: &[u64]) -> Self {
+        let refused = || Self { refused: Some("it says what cannot be read".to_owned()), ..Self::default() };
+        Self::parts(&mut Reader(numbers)).unwrap_or_else(refused)
     }
 
-    /// Reads what [`Self::text`] wrote; leaves out lines that it never writes.
-    pub(crate) fn read(text: &str) -> Self {
-        let mut description = Self::default();
-        for line in text.lines() {
-            let words: Vec<_> = line.split('\t').collect();
-            let range = |a: &str, b: &str| Some(a.parse().ok()?..b.parse().ok()?);
-            match words[..] {
-                ["refused", why] => description.refused = Some(why.to_owned()),
-                ["fact", what, value] => description.facts.push((what.to_owned(), value.to_owned())),
-                ["sequence", row, key] => {
-                    description.sequences.extend(range(row, key).map(|ends| [ends.start, ends.end]));
-                }
-                ["rows", a, b] => description.rows.extend(range(a, b)),
-                ["keys", a, b] => description.keys.extend(range(a, b)),
-                _ => {}
-            }
-        }
-        description
+    fn parts(from: &mut Reader<'_>) -> Option<Self> {
+        let refused = if from.number()? == 0 { None } else { Some(from.text()?) };
+        let facts = (0..from.number()?).map(|_| Some((from.text()?, Value::read(from)?))).collect::<Option<_>>()?;
+        let sequences = from.pairs()?;
+        let mut ranges = || Some(from.pairs()?.into_iter().map(|[start, end]| start..end).collect());
+        Some(Self { refused, facts, sequences, rows: ranges()?, keys: ranges()? })
     }
 }
 
@@ -105,13 +193,11 @@ pub(crate) fn agree(description: &[Description]) -> Result<(), Error> {
     }
     for (rank, later) in description.iter().enumerate() {
         for (what, got) in &later.facts {
-            let said = |description: &Description| {
-                description.facts.iter().find(|(name, _)| name == what).map(|(_, value)| value.clone())
-            };
             let first =
-                description.iter().enumerate().find_map(|(other, description)| Some((other, said(description)?)));
-            if let Some((other, expected)) = first.filter(|(_, expected)| expected != got) {
-                return Err(Error::Disagree { what: what.clone(), rank, got: got.clone(), other, expected });
+                (0..description.len()).find_map(|other| Some((other, said(&description[other..=other], what)?)));
+            if let Some((other, expected)) = first.filter(|(_, expected)| *expected != got) {
+                let (got, expected) = (got.to_string(), expected.to_string());
+                return Err(Error::Disagree { what: what.clone(), rank, got, other, expected });
             }
         }
     }
@@ -119,9 +205,30 @@ pub(crate) fn agree(description: &[Description]) -> Result<(), Error> {
 }
 
 /// Returns what the first rank that knows says of something.
-pub(crate) fn said<'d>(ranks: &'d [Description], name: &str) -> &'d str {
+pub(crate) fn said<'d>(ranks: &'d [Description], name: &str) -> Option<&'d Value> {
     let mut facts = ranks.iter().flat_map(|rank| &rank.facts);
-    facts.find(|(what, _)| what == name).map_or("", |(_, value)| value)
+    facts.find(|(what, _)| what == name).map(|(_, value)| value)
+}
+
+/// Returns true if the first rank that knows of something has it.
+pub(crate) fn is_given(ranks: &[Description], name: &str) -> bool {
+    said(ranks, name).is_some_and(|value| *value != Value::Nothing)
+}
+
+/// Returns the number that the first rank that knows says.
+pub(crate) fn number(ranks: &[Description], name: &str) -> Option<usize> {
+    match said(ranks, name)? {
+        Value::Number(n) => Some(*n),
+        _ => None,
+    }
+}
+
+/// Returns the element type that the first rank that knows says.
+pub(crate) fn dtype(ranks: &[Description], name: &str) -> Option<Dtype> {
+    match said(ranks, name)? {
+        Value::Type(dtype) => Some(*dtype),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -143,9 +250,15 @@ mod tests {
     #[test]
     fn what_is_told_is_read() {
         let mut all = description("0.5");
-        all.refused = Some("two\nlines".to_owned());
-        assert_eq!(Description::read(&all.text()), Description { refused: Some("two lines".to_owned()), ..all });
-        assert_eq!(Description::read("rows\tx\t3\nwhat\n"), Description::default());
+        all.refused = Some("two\nlines and a tab\t".to_owned());
+        let values = [false.into(), true.into(), 7.into(), Dtype::F16.into(), [2, 1, 300].into(), "two\tparts".into()];
+        values.into_iter().for_each(|value: Value| all.fact("a name\nof two lines", value));
+        let told = all.numbers();
+        assert_eq!(Description::read(&told), all);
+        // A rank of another version, or a list that ends too early.
+        for other in [&told[..told.len() - 1], &[2, 3], &[0, 1, 0, 6], &[0, u64::MAX], &[1, u64::MAX]] {
+            assert!(Description::read(other).refused.is_some(), "{other:?}");
+        }
     }
 
     #[test]
@@ -167,6 +280,6 @@ mod tests {
     fn long_values_stay_different() {
         let (a, b) = ("x".repeat(5000), "x".repeat(4999) + "é");
         assert_ne!(description(&a), description(&b));
-        assert!(description(&a).text().len() < 1000);
+        assert!(size_of_val(&*description(&a).numbers()) < 1000);
     }
 }

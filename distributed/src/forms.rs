@@ -1,6 +1,6 @@
 //! Forms of biases and masks: what ranks agree on, so that rows of them can travel.
 
-use crate::description::{Description, said};
+use crate::description::{Description, Value, dtype, is_given, said};
 use crate::share::Rows;
 use core::ops::Range;
 use sdpa::Dtype;
@@ -9,6 +9,8 @@ use sdpa::Dtype;
 const NAMES: [&str; 2] = ["bias", "mask"];
 /// Names of what ranks agree on for each of them: sizes of all but rows, and which rows there are.
 const SIZES: [&str; 2] = ["batch, heads and columns of the bias", "batch, heads and columns of the mask"];
+/// Name of the element type of a bias.
+const TYPE: &str = "element type of the bias";
 const ROWS: [&str; 2] = ["rows of the bias", "rows of the mask"];
 const ONE_EACH: &str = "one for each row";
 const ONE: &str = "one for all rows";
@@ -30,6 +32,7 @@ pub(crate) struct Form {
 pub(crate) fn describe(rows: &Rows<'_>, description: &mut Description) -> Result<(), sdpa::Error> {
     let ([batch, heads, n, _], ragged) = (rows.inputs.queries().shape(), rows.inputs.ragged_ends());
     let (bias, mask) = rows.inputs.bias_and_mask();
+    bias.iter().for_each(|bias| description.fact(TYPE, bias.dtype()));
     for (which, shape) in [bias.map(|bias| bias.shape()), mask.map(|mask| mask.shape())].into_iter().enumerate() {
         let Some([b, h, l, columns]) = shape else { continue };
         let batch = match ragged {
@@ -42,7 +45,7 @@ pub(crate) fn describe(rows: &Rows<'_>, description: &mut Description) -> Result
                 return Err(sdpa::Error::Mismatch { argument, what, got, expected, of });
             }
         }
-        description.fact(SIZES[which], format!("{b}, {h}, {columns}"));
+        description.fact(SIZES[which], [b, h, columns]);
         // A single row may be either.
         if n != 1 {
             description.fact(ROWS[which], if l == 1 { ONE } else { ONE_EACH });
@@ -54,13 +57,17 @@ pub(crate) fn describe(rows: &Rows<'_>, description: &mut Description) -> Result
 /// Reads the forms of bias and mask, as far as there are any.
 pub(crate) fn forms(ranks: &[Description]) -> [Option<Form>; 2] {
     [0, 1].map(|which| {
-        let sizes: Vec<usize> = said(ranks, SIZES[which]).split(", ").filter_map(|size| size.parse().ok()).collect();
-        let [batch, heads, columns] = sizes[..] else { return None };
-        let is = |dtype: &Dtype| said(ranks, NAMES[which]).starts_with(&dtype.to_string());
-        let dtype = [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().find(|dtype| which == 0 && is(dtype));
+        let Some(&Value::Sizes([batch, heads, columns])) = said(ranks, SIZES[which]) else { return None };
+        let dtype = dtype(ranks, TYPE).filter(|_| which == 0);
         // Rows of ragged sequences lie end to end, in a batch of one.
-        let of_sequences = batch != 1 && !["", "none"].contains(&said(ranks, "ragged"));
-        Some(Form { batch, heads, columns, dtype, travels: said(ranks, ROWS[which]) != ONE && !of_sequences })
+        let of_sequences = batch != 1 && is_given(ranks, "ragged");
+        Some(Form {
+            batch,
+            heads,
+            columns,
+            dtype,
+            travels: said(ranks, ROWS[which]) != Some(&ONE.into()) && !of_sequences,
+        })
     })
 }
 

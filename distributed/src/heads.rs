@@ -169,12 +169,12 @@ impl Call<'_, '_> {
     fn description(&self, share: &Share<'_>, given: [bool; 3]) -> Result<Description, sdpa::Error> {
         let mut description = share.described(&self.attention, |rows, description| {
             let columns = rows.lse_columns();
-            columns.into_iter().for_each(|columns| description.fact(LSE_COLUMNS, columns.to_string()));
+            columns.into_iter().for_each(|columns| description.fact(LSE_COLUMNS, columns));
             describe(rows, description)
         })?;
         description.fact("split", "by heads");
         for (what, given) in ["score function", "mask function", "weight function"].into_iter().zip(given) {
-            description.fact(what, if given { "given" } else { "none" });
+            description.fact(what, given);
         }
         if share.rows.is_empty() {
             let needs = "a stretch of rows, if only an empty one, which names the options of the call";

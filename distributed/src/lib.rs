@@ -27,6 +27,7 @@ mod layout;
 mod memory;
 mod merges;
 mod message;
+mod numbers;
 mod parcel;
 mod parts;
 mod prompt;

@@ -35,6 +35,7 @@ impl Comm {
 /// Elements that travel.
 pub(crate) trait Element: Equivalence + Copy + Default + 'static {}
 impl Element for f32 {}
+impl Element for u64 {}
 impl Element for u16 {}
 impl Element for u8 {}
 

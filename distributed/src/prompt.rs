@@ -1,8 +1,9 @@
 //! One call over all ranks: agreement, then keys and values in order.
 
-use crate::description::{Description, agree};
+use crate::agreement::{agreed, agreement};
+use crate::description::{Description, dtype, is_given, number};
 use crate::error::Error;
-use crate::exchange::{blaming, exchange};
+use crate::exchange::blaming;
 use crate::functions::{OneOf, given, of_sequence};
 use crate::group::Group;
 use crate::layout::{KEYS, Parcel, Part, ROWS, Stretch, Tree, in_order, parcels};
@@ -17,7 +18,7 @@ use crate::whole::Whole;
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, AttnState, Bound, Dtype, Exec, Inputs, KvShape, MaskMod, Mods, Outputs, ScoreMod, WeightMod,
+    Alignment, Attention, AttnState, Bound, Exec, Inputs, KvShape, MaskMod, Mods, Outputs, ScoreMod, WeightMod,
 };
 
 /// A call that begins.
@@ -87,39 +88,26 @@ impl<'c> Call<'_, 'c> {
             let needs = "all keys at once: a call on one machine, or a forward pass cut by heads";
             argument.map_or(Ok(own), |argument| Err(sdpa::Error::Needs { argument, needs }))
         });
-        let mut description = match &own {
-            Ok(description) => description.clone(),
-            Err(error) => Description { refused: Some(error.to_string()), ..Description::default() },
-        };
-        let word = |given| if given { "given" } else { "none" };
-        description.facts.insert(0, ("number of calls before".to_owned(), self.number.to_string()));
-        description.facts.insert(1, ("call".to_owned(), kind.to_owned()));
-        description.fact("split", "by rows");
-        description.fact("score function", word(score));
-        description.fact("mask function", word(mask));
-        let texts = exchange(self.group.comm, description.text(), WHAT, self.group.timeout)?;
-        let all: Vec<Description> = texts.iter().map(|text| Description::read(text)).collect();
-        agree(&all).map_err(|error| self.own(error, own.err()))?;
+        let own = own.map(|mut own| {
+            own.facts.insert(0, ("call".to_owned(), kind.into()));
+            own.fact("split", "by rows");
+            own.fact("score function", score);
+            own.fact("mask function", mask);
+            own
+        });
+        let all = agreement(self.group, self.number, own, WHAT)?;
         let rows = in_order(ROWS, all.iter().map(|description| &*description.rows))?;
         let keys = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
         let lens = [&rows, &keys].map(|stretches| stretches.last().map_or(0, |last| last.range.end));
-        let one_by_one = all.iter().flat_map(|rank| &rank.facts).any(|(what, _)| what == ONE_BY_ONE);
-        let sequences = match said(&all, "batch").filter(|_| one_by_one) {
+        let one_by_one = is_given(&all, ONE_BY_ONE);
+        let sequences = match number(&all, "batch").filter(|_| one_by_one) {
             Some(batch) => Sequences::of_batch(batch, lens)?,
             None => Sequences::agreed(&all, lens)?,
         };
         let (rows, keys) = (sequences.parts(OF_ROWS, &rows), sequences.parts(OF_KEYS, &keys));
         let of_one = |sizes: Sizes| if one_by_one { Sizes { batch: 1, ..sizes } } else { sizes };
-        let (sizes, heads) = (sizes(&all).map(of_one), said(&all, "query heads"));
+        let (sizes, heads) = (sizes(&all).map(of_one), number(&all, "query heads"));
         Ok(Agreed { lens, rows, keys, sequences, ranks: all, sizes, heads })
-    }
-
-    /// Replaces this rank's own refusal by its reason.
-    pub(crate) fn own(&self, error: Error, reason: Option<sdpa::Error>) -> Error {
-        match (error, reason) {
-            (Error::Refused { rank, .. }, Some(reason)) if rank == self.group.comm.rank => Error::Call(reason),
-            (error, _) => error,
-        }
     }
 
     /// Makes the parts of this rank's rows, and finds which parcels some of them may see.
@@ -226,18 +214,14 @@ impl<'c> Call<'_, 'c> {
         parcels: &[Parcel],
     ) -> Result<(Parts<'a>, Vec<Step>), Error> {
         const WHAT: &str = "which keys it needs";
-        let mut description = Description::default();
-        match &parts {
-            Ok((_, needed)) => description.keys = ranges(needed.iter().copied()),
-            Err(error) => description.refused = Some(error.to_string()),
-        }
-        let texts = exchange(self.group.comm, description.text(), WHAT, self.group.timeout)?;
-        let all: Vec<Description> = texts.iter().map(|text| Description::read(text)).collect();
-        let (parts, _) = match (agree(&all), parts) {
-            (Ok(()), Ok(parts)) => parts,
-            (Ok(()), Err(error)) => return Err(error.into()),
-            (Err(error), parts) => return Err(self.own(error, parts.err())),
+        let (parts, own) = match parts {
+            Ok((parts, needed)) => {
+                (Some(parts), Ok(Description { keys: ranges(needed.into_iter()), ..Description::default() }))
+            }
+            Err(error) => (None, Err(error)),
         };
+        let all = agreed(self.group, own, WHAT)?;
+        let Some(parts) = parts else { unreachable!("who has no parts has said why") };
         let steps = parcels.iter().enumerate().map(|(n, parcel)| {
             let needs: Vec<_> =
                 all.iter().map(|description| description.keys.iter().any(|range| range.contains(&n))).collect();
@@ -313,20 +297,10 @@ pub(crate) fn ranges(needed: impl Iterator<Item = bool>) -> Vec<Range<usize>> {
     ranges
 }
 
-/// Returns what the first rank that says something of a thing says, as a number.
-fn said(all: &[Description], name: &str) -> Option<usize> {
-    let mut facts = all.iter().flat_map(|description| &description.facts);
-    facts.find(|(what, _)| what == name)?.1.parse().ok()
-}
-
 /// Returns sizes and element types of the keys, as the ranks that have some say.
 fn sizes(all: &[Description]) -> Option<Sizes> {
-    let with_keys =
-        all.iter().find(|description| description.facts.iter().any(|(what, _)| what == "element type of k"))?;
-    let said = |name: &str| with_keys.facts.iter().find(|(what, _)| what == name).map(|(_, value)| value.as_str());
-    let number = |name| said(name)?.parse().ok();
-    let dtype =
-        |name| [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().find(|dtype| said(name) == Some(&dtype.to_string()));
+    let with_keys = all.chunks(1).find(|rank| dtype(rank, "element type of k").is_some())?;
+    let (number, dtype) = (|name| number(with_keys, name), |name| dtype(with_keys, name));
     Some(Sizes {
         batch: number("batch")?,
         heads: number("key/value heads")?,

@@ -1,6 +1,6 @@
 //! Share of a rank: the rows and keys that it has, and what it says of them.
 
-use crate::description::{Description, agree};
+use crate::description::{Description, Value, agree};
 use crate::error::Error;
 use crate::sequences::Sequences;
 use core::ops::Range;
@@ -100,12 +100,15 @@ impl<'a> Share<'a> {
     }
 }
 
+/// Name of the causal rule.
+pub(crate) const CAUSAL: &str = "causal rule";
+
 /// Says what a rank has of a call, all of whose stretches say this.
 pub(crate) fn of_all(stretches: Vec<Description>, attention: &Attention) -> Description {
     let mut description = Description::default();
-    description.fact("causal rule", if attention.is_causal() { "causal" } else { "none" });
-    description
-        .fact("alignment", attention.alignment().map_or("none".to_owned(), |alignment| format!("{alignment:?}")));
+    description.fact(CAUSAL, if attention.is_causal() { "causal".into() } else { Value::Nothing });
+    let printed = |alignment: Alignment| format!("{alignment:?}").into();
+    description.fact("alignment", attention.alignment().map_or(Value::Nothing, printed));
     if let Err(Error::Disagree { what, got, expected, .. }) = agree(&stretches) {
         description.refused = Some(format!("{what}: one stretch has {got}, but another has {expected}"));
     }
@@ -115,7 +118,7 @@ pub(crate) fn of_all(stretches: Vec<Description>, attention: &Attention) -> Desc
         }
         description.rows.append(&mut stretch.rows);
         description.keys.append(&mut stretch.keys);
-        let new = |(what, _): &(String, String)| !description.facts.iter().any(|(known, _)| known == what);
+        let new = |(what, _): &(String, Value)| !description.facts.iter().any(|(known, _)| known == what);
         let facts: Vec<_> = stretch.facts.into_iter().filter(new).collect();
         description.facts.extend(facts);
     }
@@ -124,6 +127,9 @@ pub(crate) fn of_all(stretches: Vec<Description>, attention: &Attention) -> Desc
     description
 }
 
+/// Name under which a rank says that a bias or mask has columns for the last keys only.
+pub(crate) const SUFFIX: &str = "columns of the last keys";
+
 /// Name under which a rank says that sequences of the batch are computed one by one.
 pub(crate) const ONE_BY_ONE: &str = "sequences one by one";
 
@@ -131,20 +137,21 @@ pub(crate) const ONE_BY_ONE: &str = "sequences one by one";
 pub(crate) fn of_rows(first: usize, inputs: &Inputs<'_>, attention: &Attention) -> Result<Description, sdpa::Error> {
     let ([batch, heads, rows, dim], kv) = (inputs.queries().shape(), inputs.key_values()?);
     let mut description = Description { rows: vec![positions(first, rows)?], ..Description::default() };
-    description.fact("batch", batch.to_string());
-    description.fact("query heads", heads.to_string());
-    description.fact("key/value heads", kv.k_shape()[1].to_string());
-    description.fact("head_dim", dim.to_string());
-    description.fact("value_dim", kv.v_shape()[3].to_string());
+    description.fact("batch", batch);
+    description.fact("query heads", heads);
+    description.fact("key/value heads", kv.k_shape()[1]);
+    description.fact("head_dim", dim);
+    description.fact("value_dim", kv.v_shape()[3]);
     description.fact("scale", attention.scale_for(dim).to_string());
-    description.fact("element type of q", inputs.queries().dtype().to_string());
-    for (what, words) in inputs.options_in_words() {
-        description.fact(what, words);
+    description.fact("element type of q", inputs.queries().dtype());
+    inputs.options_in_words().iter().for_each(|(what, words)| description.option(what, words));
+    if inputs.has_suffix() {
+        description.fact(SUFFIX, true);
     }
     match (inputs.ragged_ends(), inputs.key_lens(), attention.alignment()) {
         (Some([rows, keys]), ..) => description.sequences = Sequences::of(rows, keys)?.ends().to_vec(),
         (None, Some(lens), Some(Alignment::BottomRight)) if lens.iter().any(|&len| len != lens[0]) => {
-            description.fact(ONE_BY_ONE, "since they have places of their own");
+            description.fact(ONE_BY_ONE, true);
         }
         _ => {}
     }
@@ -159,12 +166,12 @@ pub(crate) fn of_keys(first: usize, [k, v]: [Tensor<'_>; 2]) -> Result<Descripti
         return Err(sdpa::Error::Mismatch { argument: "v", what, got, expected, of: "k" });
     }
     let mut description = Description { keys: vec![positions(first, n)?], ..Description::default() };
-    description.fact("batch", batch.to_string());
-    description.fact("key/value heads", heads.to_string());
-    description.fact("head_dim", dim.to_string());
-    description.fact("value_dim", value_dim.to_string());
-    description.fact("element type of k", k.dtype().to_string());
-    description.fact("element type of v", v.dtype().to_string());
+    description.fact("batch", batch);
+    description.fact("key/value heads", heads);
+    description.fact("head_dim", dim);
+    description.fact("value_dim", value_dim);
+    description.fact("element type of k", k.dtype());
+    description.fact("element type of v", v.dtype());
     Ok(description)
 }
 

@@ -16,6 +16,6 @@ pub enum Split {
     /// heads, and a row for each row or one for all. More ranks than key/value heads have nothing to compute.
     Heads,
     /// The way that [`Forecast`](crate::Forecast) says is faster, by costs that must be the same on every rank; or the only one
-    /// that the options of the call allow. Takes one more exchange of texts.
+    /// that the options of the call allow. Takes one more exchange of numbers.
     Chosen(Costs),
 }

@@ -75,22 +75,22 @@ impl<'a> Step<'a> {
         let sizes = [("batch", batch), ("query heads", heads), ("rows", rows), ("head_dim", dim)];
         let of_keys = [("key/value heads", shape.kv_heads), ("value_dim", shape.value_dim)];
         for (what, size) in sizes.into_iter().chain(of_keys) {
-            description.fact(what, size.to_string());
+            description.fact(what, size);
         }
-        description.fact("element type of q", self.inputs.queries().dtype().to_string());
+        description.fact("element type of q", self.inputs.queries().dtype());
         for (what, words) in self.inputs.options_in_words() {
             match what {
-                "sinks" if words != "none" => {
+                "sinks" if !words.is_empty() => {
                     let needs = "`Step::sinks`, since they take part once, not on each rank";
                     return Err(sdpa::Error::Needs { argument: "sinks", needs });
                 }
-                "row positions" | "key positions" if words != "none" => {
+                "row positions" | "key positions" if !words.is_empty() => {
                     return Err(sdpa::Error::Needs { argument: what, needs: "a call over all keys" });
                 }
                 "sequences" | "ragged" | "kv_lens" => {}
                 // Each rank has the columns of its own keys.
-                "bias" | "mask" => description.fact(what, words.split(", ").next().unwrap_or_default()),
-                _ => description.fact(what, words),
+                "bias" | "mask" => description.option(what, &words[..words.len().min(1)]),
+                _ => description.option(what, &words),
             }
         }
         description.fact("sinks of the step", format!("{:?}", self.sinks));

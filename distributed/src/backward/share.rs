@@ -106,8 +106,8 @@ impl<'a> BackwardShare<'a> {
     }
 }
 
-/// Beginning of the name under which a stretch says that one row of the bias stands for all.
-pub(crate) const ONE_ROW: &str = "one row of the bias for those from ";
+/// Name under which a rank says that one row of the bias stands for all of a stretch.
+pub(crate) const ONE_ROW: &str = "one row of the bias for all";
 
 impl Rows<'_> {
     fn description(&self, attention: &Attention) -> Result<Description, sdpa::Error> {
@@ -115,7 +115,7 @@ impl Rows<'_> {
         let rows = self.inputs.bias_and_mask().0.map(|bias| bias.shape()[2]);
         // A single row may be one of several.
         if rows == Some(1) && self.inputs.queries().shape()[2] != 1 {
-            description.fact(format!("{ONE_ROW}{}", self.first), "given");
+            description.fact(ONE_ROW, true);
         }
         Ok(description)
     }
