@@ -8,14 +8,11 @@ use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::threads::exec::Exec;
 use crate::threads::executor::Executor;
-use crate::threads::run::{NO_MODS, Run};
-use crate::threads::workers::{self, reserved};
+use crate::threads::run::Run;
+use crate::threads::workers::{reserved, work_through};
 use crate::threads::workspace::Workspace;
-use sdpa_kernels::{Isa, Launch, MaskMod, ScoreMod, Scratch, WeightMod};
+use sdpa_kernels::{AnyMods, Launch, MaskMod, ScoreMod, Scratch, WeightMod};
 use std::sync::Mutex;
-
-/// Work of one worker on a launch.
-type Work<'w> = &'w (dyn Fn(&Launch<'_>, Isa, &mut Scratch) + Sync);
 
 impl Problem<'_> {
     /// Computes the problem. Cannot fail: everything was checked when the problem was made.
@@ -44,24 +41,12 @@ impl Problem<'_> {
         workspace: &mut Workspace,
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
-        let mods = run.mods;
-        self.call.check_mask(&mods.mask)?;
+        self.call().check_mask(&run.mods.mask)?;
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec()) };
         // A weight function needs every row whole.
-        let plan = if mods.weight.is_given() { Plan { split: None, ..plan } } else { plan };
-        let run = run.mods(&NO_MODS);
-        self.run_as(&plan, workspace, run, &|launch, isa, scratch| launch.work(isa, scratch, mods))
-    }
-
-    /// Computes the problem by calling `work` on each worker. Not generic, so that a caller's functions do not compile
-    /// it again.
-    fn run_as(self, plan: &Plan, workspace: &mut Workspace, run: Run<'_>, work: Work<'_>) -> Result<(), Error> {
-        let split_rows = plan.split_rows(&self);
-        let mut launch = Launch::new(self.call, self.outputs, plan.tiling).until(run.stop);
-        if let Some(split_rows) = split_rows {
-            launch = launch.split(&mut workspace.partials, split_rows);
-        }
-        carry_out(plan, &launch, &mut workspace.forward, run.threads(), work)
+        let split = plan.split_rows(&self).filter(|_| !run.mods.weight.is_given());
+        let launch = Launch::new(self.checked, plan.tiling, split, &mut workspace.partials).until(run.stop);
+        plan.execute(&launch, &mut workspace.forward, run.threads(), AnyMods::of(run.mods))
     }
 
     /// Plans and computes the problem with a workspace of its own, on the threads of `exec`.
@@ -88,25 +73,22 @@ impl Problem<'_> {
     }
 }
 
-impl Workspace {
-    /// Carries out a launch without functions.
-    pub(crate) fn carry_out(&mut self, plan: &Plan, launch: &Launch<'_>, executor: &dyn Executor) -> Result<(), Error> {
-        let work = |launch: &Launch<'_>, isa: Isa, scratch: &mut Scratch| launch.work(isa, scratch, &NO_MODS);
-        carry_out(plan, launch, &mut self.forward, executor, &work)
+impl Plan {
+    /// Carries out a launch on each worker that there is memory for.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if work was left undone.
+    pub(crate) fn execute(
+        &self,
+        launch: &Launch<'_>,
+        workers: &mut Vec<Mutex<Scratch>>,
+        executor: &dyn Executor,
+        mods: AnyMods<'_>,
+    ) -> Result<(), Error> {
+        // At least one: there was memory for it when the problem was made.
+        let ready = reserved(workers, self.workers, executor, |scratch| scratch.try_reserve(&self.tiling)).len();
+        let work = |scratch: &mut Scratch| launch.work(self.isa, scratch, mods);
+        work_through(&mut workers[..ready.max(1)], executor, &|| launch.stop(), &work);
+        if launch.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
     }
-}
-
-/// Carries out a launch by calling `work` on each worker that there is memory for.
-fn carry_out(
-    plan: &Plan,
-    launch: &Launch<'_>,
-    workers: &mut Vec<Mutex<Scratch>>,
-    executor: &dyn Executor,
-    work: Work<'_>,
-) -> Result<(), Error> {
-    // At least one: there was memory for it when the problem was made.
-    let ready = reserved(workers, plan.workers, executor, |scratch| scratch.try_reserve(&plan.tiling)).len();
-    let workers = &mut workers[..ready.max(1)];
-    workers::work_through(workers, executor, &|| launch.stop(), &|scratch| work(launch, plan.isa, scratch));
-    if launch.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
 }

@@ -4,7 +4,6 @@ use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, SplitSequence};
 use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences, Then, merges_of, part_floats};
 use crate::attention::schedule::units::{Unit, Units};
-use crate::attention::schedule::work::Schedule;
 use crate::simd::LANES;
 use crate::simd::aligned::{AlignedBuf, SharedFloats};
 use crate::work_queue::{Progress, Queue, Stop};
@@ -61,8 +60,8 @@ impl Partials {
         })
     }
 
-    /// Lists the work of a call whose sequences with few rows are split, and reserves memory for their parts. `None` if there is
-    /// no memory.
+    /// Lists the key blocks of a call's sequences with few rows, and reserves memory for their parts. `None` if there is no
+    /// memory.
     ///
     /// # Panics
     /// If sequences of more rows than a task's are split.
@@ -71,14 +70,13 @@ impl Partials {
         call: &Call<'_>,
         tiling: &Tiling,
         split_rows: SplitRows,
-    ) -> Option<(Schedule<'a>, Parts<'a>)> {
+    ) -> Option<Parts<'a>> {
         assert!(split_rows.most_rows <= tiling.task_rows, "the rows of a head are no task");
         let Self { buffer, entries } = self;
-        let schedule = Schedule::new(call, tiling, Some(split_rows), entries);
-        let units = schedule.units?;
+        let units = Units::of(call, split_rows, entries)?;
         let floats = units.floats();
         let there = buffer.holds(floats) || buffer.try_reserve(with_room(floats)) || buffer.try_reserve(floats);
-        there.then(|| (schedule, Parts::new(units, tiling.width(), buffer.floats_mut(), split_rows.then)))
+        there.then(|| Parts::new(units, tiling.width(), buffer.floats_mut(), split_rows.then))
     }
 }
 
