@@ -105,7 +105,7 @@ impl Attention {
         self.scale.unwrap_or_else(|| (1.0 / (head_dim as f64).sqrt()) as f32)
     }
 
-    /// Binds inputs and outputs and checks everything that can be wrong with the call; running the problem cannot fail.
+    /// Binds inputs and outputs and checks, once, everything that can be wrong with the call.
     ///
     /// # Errors
     /// Any [`Error`]; see its variants. Outputs are then untouched.

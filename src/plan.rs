@@ -43,15 +43,9 @@ pub struct Plan {
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
     pub(crate) tiling: Tiling,
-    /// Split-KV, if the key blocks of some sequences are divided among workers too.
-    pub(crate) split: Option<Split>,
-}
-
-/// Split-KV of a plan: its sequences, and the bytes of memory for partial results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Split {
-    rows: SplitRows,
-    bytes: usize,
+    /// Sequences of split-KV, if key blocks are divided among workers too, and the bytes of memory for partial results.
+    pub(crate) split: Option<SplitRows>,
+    partials_bytes: usize,
 }
 
 impl Plan {
@@ -64,8 +58,7 @@ impl Plan {
         let task_rows = rows.per_task(problem, workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
-        let Exec { isa, threads, .. } = exec;
-        let by_rows = Self { shape, isa, threads, workers: workers.min(tasks.max(1)), tasks, tiling, split: None };
+        let by_rows = Self::by_rows(shape, exec, workers, tasks, tiling);
         let most_rows = MEMORY_BOUND_ROWS.min(tiling.task_rows());
         if problem.call().visible.window.is_none()
             && let Some(work) = by_rows.split_work(problem, most_rows)
@@ -92,18 +85,22 @@ impl Plan {
         let (tile_rows, _) = exec.isa.tile();
         let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, rows, tile_rows);
         let (workers, work) = (problem.workers(exec), problem.call().accumulation(rows).apart());
-        let Exec { isa, threads, .. } = exec;
-        Self { shape, isa, threads, workers, tasks: 1, tiling, split: None }.by_keys(problem, workers, rows, work)
+        Self::by_rows(shape, exec, workers, 1, tiling).by_keys(problem, workers, rows, work)
+    }
+
+    /// Plans tasks of rows.
+    fn by_rows(shape: Shape, exec: Exec, workers: usize, tasks: usize, tiling: Tiling) -> Self {
+        let (Exec { isa, threads, .. }, workers) = (exec, workers.min(tasks.max(1)));
+        Self { shape, isa, threads, workers, tasks, tiling, split: None, partials_bytes: 0 }
     }
 
     /// Divides the key blocks of the sequences with at most `most_rows` rows among up to `workers` workers.
     fn by_keys(self, problem: &Problem<'_>, workers: usize, most_rows: usize, work: Accumulation) -> Self {
         let runs = if workers > 1 { work.units.min(workers.saturating_mul(RUNS_PER_WORKER)) } else { 1 };
-        let rows = SplitRows { most_rows, runs, few_bytes: Some(self.few_bytes(most_rows)), then: Then::Merge };
-        let split = Split { rows, bytes: work.bytes(runs) };
+        let split = SplitRows { most_rows, runs, few_bytes: Some(self.few_bytes(most_rows)), then: Then::Merge };
         // Ragged sequences may be of both kinds, with few rows and with many.
         let tasks = if problem.call().options.ragged.is_some() { self.tasks.saturating_add(runs) } else { runs };
-        Self { workers: workers.min(tasks.max(1)), tasks, split: Some(split), ..self }
+        Self { workers: workers.min(tasks.max(1)), tasks, split: Some(split), partials_bytes: work.bytes(runs), ..self }
     }
 
     /// Returns the work on the sequences with at most `most_rows` rows a key/value head, if their key blocks can be divided
@@ -128,16 +125,7 @@ impl Plan {
     /// Returns the split of the sequences with few rows, if the plan splits them and the problem, which may be another of this
     /// shape, can be split.
     pub(crate) fn split_rows(&self, problem: &Problem<'_>) -> Option<SplitRows> {
-        self.split.map(|split| split.rows).filter(|_| problem.may_be_split())
-    }
-
-    /// Shrinks the scratch to what this one problem takes. Where key blocks are divided, rows of several sequences may
-    /// be gathered in it.
-    pub(crate) fn shrink_to(self) -> Self {
-        match self.split {
-            None => Self { tiling: self.tiling.shrink_to(self.shape.kv_len), ..self },
-            Some(_) => self,
-        }
+        self.split.filter(|_| problem.may_be_split())
     }
 
     /// Instruction set of the plan.
@@ -172,7 +160,7 @@ impl Plan {
     /// that is more, and never more than 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread
     /// replace the 1 MiB. Beyond these limits, and for more rows, only rows are divided.
     pub fn partials_bytes(&self) -> usize {
-        self.split.map_or(0, |split| split.bytes)
+        self.partials_bytes
     }
 
     /// Scratch of one worker in bytes. Independent of lengths, heads and batch.

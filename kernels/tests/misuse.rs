@@ -194,8 +194,10 @@ fn launches_with_a_tiling_for_other_sizes_are_refused() {
             precision: Precision::Exact,
         };
         let checked = CheckedCall::new(call).unwrap();
-        let mut partials = Partials::new();
-        assert_eq!(panics(|| drop(Launch::new(checked, tiling, None, &mut partials))), refused, "{keys} {tiling:?}");
+        let launch = || {
+            Launch::new(checked, tiling, None, &mut Partials::new());
+        };
+        assert_eq!(panics(launch), refused, "{keys} {tiling:?}");
     }
 }
 

@@ -4,14 +4,14 @@ use crate::attention::no_scratch;
 use crate::backward::functions;
 use crate::backward::problem::BackwardProblem;
 use crate::error::Error;
-use crate::plan::call_time::{self, CallTime};
+use crate::plan::call_time;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use crate::threads::run::{NO_MODS, Run};
 use crate::threads::workers::{reserved, work_through};
 use crate::threads::workspace::Workspace;
 use sdpa_kernels::{
-    AnyMods, BackwardLaunch, BackwardMemory, BackwardScratch, Call, Isa, KEY_BLOCK, MaskMod, Outputs, ScoreMod, Tiling,
+    AnyMods, BackwardLaunch, BackwardMemory, BackwardScratch, Call, Isa, KEY_BLOCK, MaskMod, ScoreMod, Tiling,
     WeightMod,
 };
 
@@ -45,8 +45,7 @@ impl BackwardPlan {
         let heads = shape.batch.saturating_mul(shape.kv_heads);
         let tasks = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK).max(1));
         // Five products of matrices where the forward pass has two.
-        let time = CallTime { call: problem.checked.call(), outputs: &Outputs::NONE, shape };
-        let workers = call_time::workers(exec, 2.5, &time).min(tasks.max(1));
+        let workers = call_time::workers(exec, 2.5, &problem.checked).min(tasks.max(1));
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, exec.isa.tile().0);
         Self { shape, isa: exec.isa, threads: exec.threads, workers, tasks, tiling }
     }

@@ -1,13 +1,13 @@
 //! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, only a mask function may refuse it, or
 //! [`Run::until`](crate::Run::until) stop it.
 
-use crate::plan::call_time::{self, CallTime};
+use crate::plan::call_time;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use sdpa_kernels::{Call, CheckedCall, Outputs};
 
-/// Checked call, bound to its inputs and outputs: running it cannot fail, unless a mask function does not fit it or it is
-/// told to stop.
+/// Checked call, bound to its inputs and outputs: nothing is checked again when it runs. Only a mask function may not fit it, or it
+/// may be told to stop.
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut};
@@ -48,8 +48,7 @@ impl<'a> Problem<'a> {
     ///
     /// Complexity: the number of sequences, if there are several threads and lengths may differ.
     pub(crate) fn workers(&self, exec: Exec<'_>) -> usize {
-        let (call, outputs) = (self.call(), self.checked.outputs());
-        call_time::workers(exec, 1.0, &CallTime { call, outputs, shape: self.shape })
+        call_time::workers(exec, 1.0, &self.checked)
     }
 
     /// Sizes of the call.

@@ -15,10 +15,13 @@ use sdpa_kernels::{AnyMods, Launch, MaskMod, ScoreMod, Scratch, WeightMod};
 use std::sync::Mutex;
 
 impl Problem<'_> {
-    /// Computes the problem. Cannot fail: everything was checked when the problem was made.
+    /// Computes the problem. Nothing can be wrong with it: everything was checked when it was made, and is not checked again.
     ///
     /// A plan made for another shape is replaced by one for this shape: that costs a microsecond and never gives a
     /// wrong result.
+    ///
+    /// # Panics
+    /// If there is no memory for the scratch of one worker ([`Plan::scratch_bytes`]). Outputs are then untouched.
     pub fn run(self, plan: &Plan, workspace: &mut Workspace) {
         // No functions, so none that does not fit; nothing stops it either.
         let _ = self.run_with(plan, workspace, Run::new());
@@ -34,7 +37,7 @@ impl Problem<'_> {
     /// # Panics
     /// If one of the functions does: the panic reaches the caller when all workers have come to rest. Outputs are then
     /// partly written: rows are whole, untouched, or, in tasks that a function panicked in, anything. The workspace, the
-    /// plan, caches and the pool serve other calls as before.
+    /// plan, caches and the pool serve other calls as before. Also as [`Self::run`].
     pub fn run_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
         self,
         plan: &Plan,
@@ -49,13 +52,16 @@ impl Problem<'_> {
         plan.execute(&launch, &mut workspace.forward, run.threads(), AnyMods::of(run.mods))
     }
 
-    /// Plans and computes the problem with a workspace of its own, on the threads of `exec`.
+    /// Plans and computes the problem with a new workspace, on the threads of `exec`.
+    ///
+    /// # Panics
+    /// As [`Self::run`].
     pub fn run_once(self, exec: Exec) {
-        // As in `run`: nothing can fail.
+        // As in `run`.
         let _ = self.run_once_with(exec, Run::new());
     }
 
-    /// Plans and computes the problem as [`Self::run_with`] does, with a workspace of its own, on the threads of `exec` if
+    /// Plans and computes the problem as [`Self::run_with`] does, with a new workspace, on the threads of `exec` if
     /// the run names none.
     ///
     /// # Errors
@@ -68,7 +74,11 @@ impl Problem<'_> {
         exec: Exec,
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
-        let plan = Plan::new(&self, exec).shrink_to();
+        let mut plan = Plan::new(&self, exec);
+        // Scratch for this one problem. Where key blocks are divided, rows of several sequences may be gathered in it.
+        if plan.split.is_none() {
+            plan.tiling = plan.tiling.shrink_to(self.shape.kv_len);
+        }
         self.run_with(&plan, &mut Workspace::new(), run.on(exec))
     }
 }

@@ -2,11 +2,10 @@
 
 use crate::attention::call::visibility::least_and_most;
 use crate::attention::call::{Call, Sequence, SplitSequence};
-use crate::attention::schedule::partials::Partials;
-use crate::attention::schedule::split_sequences::part_floats;
+use crate::attention::schedule::split_sequences::{SplitSequences, part_floats};
 use crate::simd::LANES;
+use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
-use core::borrow::Borrow;
 use core::ops::Range;
 
 /// Partial results are few if they take at most 1/`SHARE` of the bytes of the keys and values that are read, counted as `f32`, and
@@ -33,8 +32,8 @@ pub struct Accumulation {
 
 impl Accumulation {
     /// Returns what the sequences that are split accumulate.
-    pub(crate) fn of<E: Borrow<SplitSequence>>(call: &Call<'_>, entries: impl Iterator<Item = E>) -> Self {
-        entries.map(|entry| Self::of_sequence(call, entry.borrow())).fold(Self::default(), Self::plus)
+    pub(crate) fn of(call: &Call<'_>, entries: impl Iterator<Item = SplitSequence>) -> Self {
+        entries.map(|entry| Self::of_sequence(call, &entry)).fold(Self::default(), Self::plus)
     }
 
     /// Returns what a sequence that has rows accumulates.
@@ -76,12 +75,17 @@ impl Accumulation {
         }
     }
 
-    /// Bytes that new [`Partials`] hold for it, if it is handed out in `runs` runs to be merged: an upper bound if values lie in
+    /// Bytes that new partial results hold for it, if it is handed out in `runs` runs to be merged: an upper bound if values lie in
     /// panels and there are several runs and sequences, otherwise exact. `usize::MAX` if the number overflows.
     pub fn bytes(&self, runs: usize) -> usize {
         let floats = if runs > 1 { self.floats } else { self.floats_of_one };
-        Partials::bytes_for(floats, self.sequences)
+        AlignedBuf::bytes_for(with_room(floats)).saturating_add(SplitSequences::bytes_for(self.sequences))
     }
+}
+
+/// Number of floats to reserve for `floats`: half as many again, if there is memory, because sequences grow.
+pub(crate) const fn with_room(floats: usize) -> usize {
+    floats.saturating_add(floats / 2)
 }
 
 impl Call<'_> {

@@ -2,6 +2,7 @@
 
 use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, SplitSequence};
+use crate::attention::schedule::accumulation::with_room;
 use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences, Then, merges_of, part_floats};
 use crate::attention::schedule::units::{Unit, Units};
 use crate::simd::LANES;
@@ -35,12 +36,6 @@ impl Partials {
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
         self.buffer.bytes() + self.entries.bytes()
-    }
-
-    /// Number of bytes that new memory holds for the parts of `sequences` sequences, `floats` floats in all; `usize::MAX` on
-    /// overflow.
-    pub(crate) const fn bytes_for(floats: usize, sequences: usize) -> usize {
-        AlignedBuf::bytes_for(with_room(floats)).saturating_add(SplitSequences::bytes_for(sequences))
     }
 
     /// Returns the sequences of the last call that were split.
@@ -78,11 +73,6 @@ impl Partials {
         let there = buffer.holds(floats) || buffer.try_reserve(with_room(floats)) || buffer.try_reserve(floats);
         there.then(|| Parts::new(units, tiling.width(), buffer.floats_mut(), split_rows.then))
     }
-}
-
-/// Number of floats to reserve for `floats`: half as many again, if there is memory, because sequences grow.
-const fn with_room(floats: usize) -> usize {
-    floats.saturating_add(floats / 2)
 }
 
 /// Parts: what the units of a call accumulate, each written by one worker, then merged.

@@ -47,7 +47,7 @@ impl<'a> Units<'a> {
         let order = if call.kv.has_heads_inside() { Order::Blocks } else { Order::Heads };
         let (heads, runs) = (call.kv.kv_heads(), entries.runs());
         let units = Self { heads, runs, most_rows: split.most_rows, entries: entries.list(), order };
-        let work = Accumulation::of(call, (0..units.entries()).map(|entry| units.entry(entry)));
+        let work = Accumulation::of(call, (0..units.entries()).map(|entry| *units.entry(entry)));
         split.few_bytes.is_none_or(|few| work.is_few(few)).then_some(units)
     }
 
