@@ -7,8 +7,8 @@ use crate::likely;
 use crate::plan::problem::Problem;
 use crate::shape::Shape;
 use sdpa_kernels::{
-    Alignment, Call, Causality, Dropout, Isa, MAX_TASK, Options, Outputs, Precision, Sequence, Tiling, Visible, Window,
-    has_memory,
+    Alignment, Call, Causality, CheckedCall, Dropout, Isa, MAX_TASK, Options, Outputs, Precision, Sequence, Tiling,
+    Visible, Window, has_memory,
 };
 
 /// Settings of an attention call. Plain data; the tensors come with [`Inputs`] and [`Outputs`].
@@ -105,32 +105,45 @@ impl Attention {
         self.scale.unwrap_or_else(|| (1.0 / (head_dim as f64).sqrt()) as f32)
     }
 
-    /// Binds inputs and outputs and checks everything that can be wrong with the call; running the problem cannot fail.
+    /// Binds inputs and outputs and checks, once, everything that can be wrong with the call.
     ///
     /// # Errors
     /// Any [`Error`]; see its variants. Outputs are then untouched.
-    pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
-        match self.call_with_outputs(&inputs, &outputs) {
-            Ok((call, shape)) => Ok(Problem { call, outputs, shape }),
+    pub fn problem<'a>(&self, inputs: Inputs<'a>, mut outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
+        let checked = self.checked(&inputs).and_then(|checked| {
+            cache::check_held(checked.call(), outputs.of_all_keys())?;
+            Ok(checked.writing(&mut outputs)?)
+        });
+        match checked {
+            Ok(checked) => Ok(Problem { shape: Shape::of(checked.call()), checked }),
             Err(error) => Err(likely::of_call(error, &inputs, |name| outputs.shape_of(name))),
         }
     }
 
-    /// Returns the call and its sizes, if everything fits together; errors as for [`Self::problem`].
-    pub(crate) fn call_with_outputs<'a>(
-        &self,
-        inputs: &Inputs<'a>,
-        outputs: &Outputs<'_>,
-    ) -> Result<(Call<'a>, Shape), Error> {
-        let call = inputs.call()?;
-        outputs.fits(&call)?;
-        self.settled(call, outputs.of_all_keys())
+    /// Returns a call without outputs, if settings and inputs fit together; errors as for [`Self::problem`].
+    pub(crate) fn call_alone<'a>(&self, inputs: &Inputs<'a>) -> Result<CheckedCall<'a>, Error> {
+        let checked = self.checked(inputs).and_then(|checked| {
+            cache::check_held(checked.call(), None)?;
+            Ok(checked)
+        });
+        checked.map_err(|error| likely::of_call(error, inputs, |_| None))
     }
 
-    /// Returns a call without outputs and its sizes, if settings and inputs fit together; errors as for [`Self::problem`].
-    pub(crate) fn call_alone<'a>(&self, inputs: &Inputs<'a>) -> Result<(Call<'a>, Shape), Error> {
-        let call = inputs.call().and_then(|call| self.settled(call, None));
-        call.map_err(|error| likely::of_call(error, inputs, |_| None))
+    /// Returns a call without outputs, if settings and inputs fit together, whatever a cache has evicted.
+    pub(crate) fn checked<'a>(&self, inputs: &Inputs<'a>) -> Result<CheckedCall<'a>, Error> {
+        let Self { visible, precision, softcap, dropout, dropout_from, .. } = *self;
+        let call = inputs.call()?;
+        let scale = self.scale_for(call.q.shape()[3]);
+        let options = Options { softcap, dropout_from, ..call.options }.dropout(dropout);
+        let call = Call { scale, visible, options, precision, ..call };
+        let checked = CheckedCall::new(call).map_err(|misfit| inputs.error_of(misfit))?;
+        inputs.check_sequences()?;
+        self.check_numbers(checked.call())?;
+        check_period(call.options.period, call.sequence_count())?;
+        let alignment = self.alignment_for(checked.call())?;
+        self.check_window(checked.call())?;
+        scratch_fits(call.kv.dims())?;
+        Ok(checked.aligned(alignment))
     }
 
     /// Returns these settings for a call over keys that follow `first` others, if rows are aligned to the first of all keys.
@@ -142,41 +155,20 @@ impl Attention {
         attention
     }
 
-    /// Returns a call with these settings and its sizes, if settings and options fit. `of_all_keys` is the name of an output
-    /// that has an element for every key, if there is one.
-    fn settled<'a>(&self, call: Call<'a>, of_all_keys: Option<&'static str>) -> Result<(Call<'a>, Shape), Error> {
-        let (call, shape) = self.set(call)?;
-        call.kv.cache().map_or(Ok(()), |cache| cache::check_held(cache, &call, of_all_keys))?;
-        Ok((call, shape))
-    }
-
-    /// Returns a call with these settings and its sizes, if settings and options fit, whatever a cache has evicted.
-    pub(crate) fn set<'a>(&self, call: Call<'a>) -> Result<(Call<'a>, Shape), Error> {
-        let shape = Shape::of(&call);
-        let scale = self.scale_for(shape.head_dim);
-        if !scale.is_finite() {
-            return Err(Error::Number { argument: "scale", got: scale, expected: "finite" });
+    /// Refuses numbers that are not finite or outside their range.
+    fn check_numbers(&self, call: &Call<'_>) -> Result<(), Error> {
+        let number = |argument, got, expected| Err(Error::Number { argument, got, expected });
+        if !call.scale.is_finite() {
+            return number("scale", call.scale, "finite");
         }
         if let Some(c) = self.softcap.filter(|c| !(c.is_finite() && *c > 0.0)) {
-            return Err(Error::Number { argument: "softcap", got: c, expected: "positive and finite" });
+            return number("softcap", c, "positive and finite");
         }
-        if let Some(Dropout { p: got, .. }) = self.dropout.filter(|dropout| !(0.0..1.0).contains(&dropout.p)) {
-            return Err(Error::Number { argument: "dropout", got, expected: "at least 0 and below 1" });
+        if let Some(Dropout { p, .. }) = self.dropout.filter(|dropout| !(0.0..1.0).contains(&dropout.p)) {
+            return number("dropout", p, "at least 0 and below 1");
         }
-        call.head_options_fit()?;
-        if let Some(slope) = call.options.alibi.and_then(|slopes| slopes.iter().find(|slope| !slope.is_finite())) {
-            return Err(Error::Number { argument: "alibi slopes", got: *slope, expected: "finite" });
-        }
-        call.kv_lens_fit()?;
-        call.positions_fit()?;
-        check_period(call.options.period, call.sequence_count())?;
-        call.broadcast()?;
-        let alignment = self.alignment_for(&call)?;
-        self.check_window(&call)?;
-        scratch_fits(&shape)?;
-        let Self { visible, precision, softcap, .. } = *self;
-        let options = Options { softcap, dropout_from: self.dropout_from, ..call.options }.dropout(self.dropout);
-        Ok((Call { scale, visible, alignment, options, precision, ..call }, shape))
+        let slopes = call.options.alibi.unwrap_or_default();
+        slopes.iter().find(|slope| !slope.is_finite()).map_or(Ok(()), |&slope| number("alibi slopes", slope, "finite"))
     }
 
     /// Returns the alignment of the call: the given one, or top-left if no rule needs one.
@@ -240,12 +232,12 @@ const MUCH_SCRATCH: usize = 16 << 20;
 const USUAL_DIMS: usize = 1024;
 
 /// Refuses head dimensions for which a worker's scratch cannot be allocated, because running a problem cannot fail.
-fn scratch_fits(shape: &Shape) -> Result<(), Error> {
-    if shape.head_dim.max(shape.value_dim) <= USUAL_DIMS {
+fn scratch_fits([head_dim, value_dim]: [usize; 2]) -> Result<(), Error> {
+    if head_dim.max(value_dim) <= USUAL_DIMS {
         return Ok(());
     }
     let (tile_rows, _) = Isa::detect().tile();
-    let bytes = Tiling::new(shape.head_dim, shape.value_dim, MAX_TASK, tile_rows).scratch_bytes();
+    let bytes = Tiling::new(head_dim, value_dim, MAX_TASK, tile_rows).scratch_bytes();
     scratch_of(bytes)
 }
 

@@ -15,7 +15,7 @@ use crate::likely;
 use crate::shape::Shape;
 use crate::threads::run::Run;
 use sdpa_kernels::{
-    BackwardScratch, Call, Gradients, Isa, MaskMod, Part, Precision, Saved, ScoreMod, Tiling, WeightMod,
+    BackwardScratch, CheckedCall, Gradients, Isa, MaskMod, Part, Precision, Saved, ScoreMod, Tiling, WeightMod,
 };
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
@@ -123,25 +123,25 @@ impl Attention {
         saved: Saved<'a>,
         gradients: Gradients<'a>,
     ) -> Result<BackwardProblem<'a>, Error> {
-        let (call, shape) = self.checked_backward(&inputs, &saved, &gradients).map_err(|error| {
+        let checked = self.checked_backward(&inputs, &saved, &gradients).map_err(|error| {
             likely::of_call(error, &inputs, |name| saved.shape_of(name).or_else(|| gradients.shape_of(name)))
         })?;
+        let shape = Shape::of(checked.call());
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0);
         scratch_of(BackwardScratch::bytes_for(&tiling))?;
-        let call = Call { precision: Precision::Exact, ..call };
-        Ok(BackwardProblem { call, saved, gradients, part: Part::Whole, shape })
+        Ok(BackwardProblem { checked, saved, gradients, part: Part::Whole, shape })
     }
 
-    /// Returns the call and its sizes, if everything fits together.
+    /// Returns the call, whose precision is exact, if everything fits together.
     pub(crate) fn checked_backward<'a>(
         &self,
         inputs: &Inputs<'a>,
         saved: &Saved<'_>,
         gradients: &Gradients<'_>,
-    ) -> Result<(Call<'a>, Shape), Error> {
-        let call = inputs.call()?;
-        saved.fits(&call)?;
-        gradients.fits(&call)?;
-        self.set(call)
+    ) -> Result<CheckedCall<'a>, Error> {
+        let checked = Self { precision: Precision::Exact, ..*self }.checked(inputs)?;
+        saved.fits(checked.call())?;
+        gradients.fits(&checked.with_given_bias())?;
+        Ok(checked)
     }
 }

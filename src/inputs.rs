@@ -320,6 +320,9 @@ impl<'a> Inputs<'a> {
     /// # Errors
     /// Any [`Error`] of [`Attention::problem`](crate::Attention::problem) that concerns queries, keys, values or sequences.
     pub fn shape(&self) -> Result<Shape, Error> {
-        Ok(Shape::of(&self.call()?))
+        let call = self.call()?;
+        call.inputs_fit().map_err(|misfit| self.error_of(misfit))?;
+        self.check_sequences()?;
+        Ok(Shape::of(&call))
     }
 }

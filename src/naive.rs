@@ -98,7 +98,8 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     inputs: &Inputs<'_>,
     mods: &Mods<S, M, P>,
 ) -> Result<Answer<T>, Error> {
-    let (call, shape) = attention.call_alone(inputs)?;
+    let checked = attention.call_alone(inputs)?;
+    let (call, shape) = (checked.call(), Shape::of(checked.call()));
     let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
     call.check_mask(&mods.mask)?;
     let kv = call.kv;

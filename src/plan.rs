@@ -16,13 +16,10 @@ use sdpa_kernels::{Accumulation, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, MEMORY_BOUND_RO
 
 /// Runs of units per worker: enough that others wait little for the last to finish.
 const RUNS_PER_WORKER: usize = 4;
-/// Blocks of keys are divided among workers only if their partial results take at most 1/`SHARE` of the bytes of the
-/// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes (with more than [`MEMORY_BOUND_ROWS`] rows,
-/// [`LITTLE_EACH`] for each thread); and never more than [`MOST`] bytes.
-const SHARE: usize = 16;
+/// Bytes of partial results that are always few enough for blocks of keys to be divided among workers; with more than
+/// [`MEMORY_BOUND_ROWS`] rows, for each thread.
 const LITTLE: usize = 1 << 20;
 const LITTLE_EACH: usize = 4 << 20;
-const MOST: usize = 1 << 30;
 
 /// Division of a problem of one shape into tasks. Of the plan, only the instruction set can change bits of the result:
 /// without FMA, or with [`Precision::Native`](crate::Precision::Native).
@@ -46,15 +43,9 @@ pub struct Plan {
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
     pub(crate) tiling: Tiling,
-    /// Split-KV, if the key blocks of some sequences are divided among workers too.
-    pub(crate) split: Option<Split>,
-}
-
-/// Split-KV of a plan: its sequences, and the bytes of memory for partial results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Split {
-    rows: SplitRows,
-    bytes: usize,
+    /// Sequences of split-KV, if key blocks are divided among workers too, and the bytes of memory for partial results.
+    pub(crate) split: Option<SplitRows>,
+    partials_bytes: usize,
 }
 
 impl Plan {
@@ -67,16 +58,15 @@ impl Plan {
         let task_rows = rows.per_task(problem, workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
-        let Exec { isa, threads, .. } = exec;
-        let by_rows = Self { shape, isa, threads, workers: workers.min(tasks.max(1)), tasks, tiling, split: None };
+        let by_rows = Self::by_rows(shape, exec, workers, tasks, tiling);
         let most_rows = MEMORY_BOUND_ROWS.min(tiling.task_rows());
-        if problem.call.visible.window.is_none()
+        if problem.call().visible.window.is_none()
             && let Some(work) = by_rows.split_work(problem, most_rows)
         {
             return by_rows.by_keys(problem, workers, most_rows, work);
         }
         // Compute-bound rows, or a window: split by keys only if workers would be idle.
-        if tasks < workers && rows.rows <= MAX_SPLIT_ROWS && problem.call.options.ragged.is_none() {
+        if tasks < workers && rows.rows <= MAX_SPLIT_ROWS && problem.call().options.ragged.is_none() {
             let most_rows = rows.rows;
             let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, most_rows, tile_rows);
             let whole = Self { tiling, ..by_rows };
@@ -95,55 +85,48 @@ impl Plan {
         let (shape, rows) = (problem.shape, problem.longest_rows());
         let (tile_rows, _) = exec.isa.tile();
         let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, rows, tile_rows);
-        let (workers, work) = (problem.workers(exec), problem.call.accumulation(rows));
-        // Blocks that are not merged have a part each.
-        let work = Accumulation { floats_of_one: work.floats, ..work };
-        let Exec { isa, threads, .. } = exec;
-        Self { shape, isa, threads, workers, tasks: 1, tiling, split: None }.by_keys(problem, workers, rows, work)
+        let (workers, work) = (problem.workers(exec), problem.call().accumulation(rows).apart());
+        Self::by_rows(shape, exec, workers, 1, tiling).by_keys(problem, workers, rows, work)
+    }
+
+    /// Plans tasks of rows.
+    fn by_rows(shape: Shape, exec: Exec, workers: usize, tasks: usize, tiling: Tiling) -> Self {
+        let (Exec { isa, threads, .. }, workers) = (exec, workers.min(tasks.max(1)));
+        Self { shape, isa, threads, workers, tasks, tiling, split: None, partials_bytes: 0 }
     }
 
     /// Divides the key blocks of the sequences with at most `most_rows` rows among up to `workers` workers.
     fn by_keys(self, problem: &Problem<'_>, workers: usize, most_rows: usize, work: Accumulation) -> Self {
         let runs = if workers > 1 { work.units.min(workers.saturating_mul(RUNS_PER_WORKER)) } else { 1 };
-        let split = Split { rows: SplitRows { most_rows, runs, then: Then::Merge }, bytes: work.bytes(runs) };
+        let split = SplitRows { most_rows, runs, few_bytes: Some(self.few_bytes(most_rows)), then: Then::Merge };
         // Ragged sequences may be of both kinds, with few rows and with many.
-        let tasks = if problem.call.options.ragged.is_some() { self.tasks.saturating_add(runs) } else { runs };
-        Self { workers: workers.min(tasks.max(1)), tasks, split: Some(split), ..self }
+        let tasks = if problem.call().options.ragged.is_some() { self.tasks.saturating_add(runs) } else { runs };
+        Self { workers: workers.min(tasks.max(1)), tasks, split: Some(split), partials_bytes: work.bytes(runs), ..self }
     }
 
     /// Returns the work on the sequences with at most `most_rows` rows a key/value head, if their key blocks can be divided
     /// among workers: if there are several blocks, and partial results stay small.
     pub(crate) fn split_work(&self, problem: &Problem<'_>, most_rows: usize) -> Option<Accumulation> {
-        let (shape, call) = (problem.shape, &problem.call);
+        let (shape, call) = (problem.shape, problem.call());
         // Sequences that are not ragged have as many rows each; there may be any number of them without rows.
         let rows = (shape.heads / shape.kv_heads.max(1)).saturating_mul(shape.q_len);
         let none = call.options.ragged.is_none() && !(1..=most_rows).contains(&rows);
-        // A window beside first keys that it keeps: most blocks between are hidden.
-        let apart = call.visible.window.is_some_and(|window| window.kept_first() > 0);
-        if none || apart || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() {
+        if none || shape.kv_len <= KEY_BLOCK || !problem.may_be_split() {
             return None;
         }
         let work = call.accumulation(most_rows);
-        let [bytes, read] = [work.floats, work.keys.saturating_mul(shape.head_dim + shape.value_dim)]
-            .map(|floats| floats.saturating_mul(size_of::<f32>()));
-        let little = if most_rows > MEMORY_BOUND_ROWS { LITTLE_EACH.saturating_mul(self.threads) } else { LITTLE };
-        let most = little.max(read / SHARE).min(MOST);
-        (work.units > 0 && bytes <= most).then_some(work)
+        work.is_few(self.few_bytes(most_rows)).then_some(work)
     }
 
-    /// Returns the split of the sequences with few rows, if the plan splits them.
+    /// Returns the bytes of partial results that are always few enough.
+    fn few_bytes(&self, most_rows: usize) -> usize {
+        if most_rows > MEMORY_BOUND_ROWS { LITTLE_EACH.saturating_mul(self.threads) } else { LITTLE }
+    }
+
+    /// Returns the split of the sequences with few rows, if the plan splits them and the problem, which may be another of this
+    /// shape, can be split.
     pub(crate) fn split_rows(&self, problem: &Problem<'_>) -> Option<SplitRows> {
-        // The plan may have been made for another problem of this shape.
-        self.split.map(|split| split.rows).filter(|rows| self.split_work(problem, rows.most_rows).is_some())
-    }
-
-    /// Shrinks the scratch to what this one problem takes. Where key blocks are divided, rows of several sequences may
-    /// be gathered in it.
-    pub(crate) fn shrink_to(self) -> Self {
-        match self.split {
-            None => Self { tiling: self.tiling.shrink_to(self.shape.kv_len), ..self },
-            Some(_) => self,
-        }
+        self.split.filter(|_| problem.may_be_split())
     }
 
     /// Instruction set of the plan.
@@ -178,7 +161,7 @@ impl Plan {
     /// that is more, and never more than 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread
     /// replace the 1 MiB. Beyond these limits, and for more rows, only rows are divided.
     pub fn partials_bytes(&self) -> usize {
-        self.split.map_or(0, |split| split.bytes)
+        self.partials_bytes
     }
 
     /// Scratch of one worker in bytes. Independent of lengths, heads and batch.

@@ -114,7 +114,7 @@ impl<'a> AttnState<'a> {
         let lists = self.call.inputs.lists_from(self.before(), 0);
         let keys = [self.waiting_k.first(0)?, self.waiting_v.first(0)?];
         let (attention, inputs) = self.call.over(keys, self.before(), &lists);
-        attention.call_with_outputs(&inputs, outputs).map(|_| ())
+        Ok(outputs.fits(attention.checked(&inputs)?.call())?)
     }
 
     /// Writes the result for the keys so far; more keys may be pushed afterwards.
@@ -168,7 +168,7 @@ impl<'a> AttnState<'a> {
         let problem = attention.problem(inputs, Outputs::accumulate(state))?;
         if keys.is_none() {
             // Rows lie where they do among all keys.
-            let call = Call { alignment: Alignment::Offset(self.call.offset()), ..problem.call };
+            let call = Call { alignment: Alignment::Offset(self.call.offset()), ..*problem.call() };
             return Ok(self.call.functions.fit(&call, self.call.shift(0))?);
         }
         self.call.functions.run(problem, self.exec, &mut self.workspace, shift);

@@ -3,8 +3,8 @@
 //! An implementation detail of the `sdpa` crate, which re-exports what users need. All the unsafe code of the project
 //! is here. Kernels start no threads, but for a [`ThreadPool`], and, once scratch has grown, allocate nothing.
 //!
-//! Control flow: a [`Call`] (views and options) and its outputs make a [`Launch`], which asserts that they fit together
-//! and hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`, whose steps (`scores`,
+//! Control flow: a [`Call`] (views and options) and its outputs, if they fit together, make a [`CheckedCall`]; a [`Launch`] of
+//! it hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`, whose steps (`scores`,
 //! `softmax`, `values`) are written on the sixteen-lane vector of `simd/mod.rs`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -36,6 +36,7 @@ pub use attention::backward::call::{Gradients, Saved};
 pub use attention::backward::launch::{BackwardLaunch, Stage};
 pub use attention::backward::memory::{BackwardMemory, BackwardScratch};
 pub use attention::backward::parts::{HeadSums, Part, write_head_sums};
+pub use attention::call::checked::CheckedCall;
 pub use attention::call::dropout::Dropout;
 pub use attention::call::fit::tensors_fit;
 pub use attention::call::masks::{Documents, PerSequence, PrefixLm, Tree};
@@ -45,6 +46,7 @@ pub use attention::call::mods::{
 };
 pub use attention::call::options::{Cover, Covered, Mask, Options, Ragged, alibi_slopes};
 pub use attention::call::outputs::{Outputs, Point, Seen, State};
+pub use attention::call::row_mods::AnyMods;
 pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use attention::call::{Call, Sequence};
 pub use attention::schedule::accumulation::Accumulation;

@@ -3,9 +3,9 @@
 
 use sdpa_kernels::gemm::{Matrix, sgemm};
 use sdpa_kernels::{
-    Activation, Alignment, BlockTable, Cache, Call, Center, Cover, Covered, Dtype, F16, Isa, KeyValues, Launch, Norm,
-    Options, Outputs, Packed, Pages, Partials, Precision, Product, Ragged, Sliding, SplitRows, Then, Tiling, View,
-    ViewMut, Visible,
+    Activation, Alignment, BlockTable, Cache, Call, Center, CheckedCall, Cover, Covered, Dtype, F16, Isa, KeyValues,
+    Launch, Norm, Options, Outputs, Packed, Pages, Partials, Precision, Product, Ragged, Sliding, SplitRows, Then,
+    Tiling, View, ViewMut, Visible,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -143,9 +143,9 @@ fn gates_and_heads_of_other_sizes_are_refused() {
     assert_eq!(many.into_heads(1 << 30).take(5).count(), 5);
 }
 
-/// Whether a launch panics: of a call of two sequences, four heads on two, three rows and five keys of six elements, values of
-/// seven, and of an output for it, both changed.
-fn launch_panics(change: impl Fn(&mut Call<'_>), add: impl for<'o> Fn(Outputs<'o>) -> Outputs<'o>) -> bool {
+/// Whether a call is refused: of two sequences, four heads on two, three rows and five keys of six elements, values of seven, with
+/// an output for it, both changed. Outputs that are refused stay where they are. A launch of one that is not begins.
+fn is_refused(change: impl Fn(&mut Call<'_>), add: impl for<'o> Fn(Outputs<'o>) -> Outputs<'o>) -> bool {
     let (numbers, mut out) = ([0.5f32; 2 * 4 * 5 * 7], [0.0f32; 2 * 4 * 3 * 7]);
     let tensor = |shape| View::bhld(&numbers, shape).unwrap();
     let mut call = Call {
@@ -158,17 +158,54 @@ fn launch_panics(change: impl Fn(&mut Call<'_>), add: impl for<'o> Fn(Outputs<'o
         precision: Precision::Exact,
     };
     change(&mut call);
-    let outputs = add(Outputs::new(ViewMut::bhld(&mut out, [2, 4, 3, 7]).unwrap()));
-    panics(|| {
-        Launch::new(call, outputs, Tiling::new(6, 7, 3, 1));
-    })
+    let mut outputs = add(Outputs::new(ViewMut::bhld(&mut out, [2, 4, 3, 7]).unwrap()));
+    let [out, lse] = ["out", "lse"].map(|name| outputs.shape_of(name));
+    let Ok(checked) = CheckedCall::new(call) else { return true };
+    match checked.writing(&mut outputs) {
+        Ok(checked) => {
+            assert_eq!(["out", "lse"].map(|name| checked.outputs().shape_of(name)), [out, lse]);
+            Launch::new(checked, Tiling::new(6, 7, 3, 1), None, &mut Partials::new());
+            false
+        }
+        Err(_) => {
+            assert_eq!(["out", "lse"].map(|name| outputs.shape_of(name)), [out, lse]);
+            true
+        }
+    }
+}
+
+#[test]
+fn launches_with_a_tiling_for_other_sizes_are_refused() {
+    let x = [0.5f32; 2 * 300 * 7];
+    let tensor = |rows, dim| View::bhld(&x, [1, 1, rows, dim]).unwrap();
+    for (keys, tiling, refused) in [
+        (255, Tiling::new(6, 7, 3, 1), false),
+        (255, Tiling::new(7, 6, 3, 1), true),
+        (16, Tiling::new(6, 7, 3, 1).shrink_to(16), false),
+        (17, Tiling::new(6, 7, 3, 1).shrink_to(16), true),
+    ] {
+        let call = Call {
+            q: tensor(3, 6).into(),
+            kv: KeyValues::of_tensors(tensor(keys, 6), tensor(keys, 7)).unwrap(),
+            scale: 1.0,
+            visible: Visible::default(),
+            alignment: Alignment::TopLeft,
+            options: Options::default(),
+            precision: Precision::Exact,
+        };
+        let checked = CheckedCall::new(call).unwrap();
+        let launch = || {
+            Launch::new(checked, tiling, None, &mut Partials::new());
+        };
+        assert_eq!(panics(launch), refused, "{keys} {tiling:?}");
+    }
 }
 
 #[test]
 fn calls_that_do_not_fit_together_are_refused() {
     static NUMBERS: [f32; 1000] = [0.0; 1000];
     let tensor = |shape| View::bhld(&NUMBERS, shape).unwrap();
-    let refused = |change: &dyn Fn(&mut Call<'_>)| launch_panics(change, |outputs| outputs);
+    let refused = |change: &dyn Fn(&mut Call<'_>)| is_refused(change, |outputs| outputs);
     assert!(!refused(&|_| ()));
     for shape in [[1, 4, 3, 6], [2, 3, 3, 6], [2, 4, 2, 6], [2, 4, 3, 5], [2, 4, 3, 0], [2, 0, 3, 6]] {
         assert!(refused(&|call| call.q = tensor(shape).into()), "{shape:?}");
@@ -188,6 +225,10 @@ fn calls_that_do_not_fit_together_are_refused() {
         refused_with(Options { alibi: Some(&[1.0; 2]), ..none }) && refused_with(Options { sinks: Some(&[]), ..none })
     );
     assert!(refused_with(Options { sources: Some(&[0, 1]), ..none }));
+    let positions: [&'static [&'static [i32]]; 4] =
+        [&[&[0; 3], &[0; 3]], &[&[0; 2], &[0; 3]], &[&[0; 3], &[0; 4]], &[&[0; 3]]];
+    let refused_rows = positions.map(|positions| refused_with(Options { row_positions: Some(positions), ..none }));
+    assert_eq!(refused_rows, [false, true, true, true]);
     for (q, k) in
         [(&[0, 3][..], None), (&[0, 3], Some(&[0, 5][..])), (&[0, 2, 1, 3], Some(&[0, 1, 2, 5])), (&[], Some(&[]))]
     {
@@ -215,7 +256,7 @@ fn view<'o>(shape: [usize; 4]) -> ViewMut<'o> {
 
 #[test]
 fn outputs_that_do_not_fit_the_call_are_refused() {
-    let refused = |add: &dyn for<'o> Fn(Outputs<'o>) -> Outputs<'o>| launch_panics(|_| (), add);
+    let refused = |add: &dyn for<'o> Fn(Outputs<'o>) -> Outputs<'o>| is_refused(|_| (), add);
     assert!(!refused(&|outputs| with_all(outputs)));
     assert!(refused(&|outputs| with_all(with_all(outputs))), "given twice");
     assert!(refused(&|_| Outputs::NONE) && refused(&|_| Outputs::NONE.lse(view([2, 4, 3, 1]))));
@@ -257,8 +298,9 @@ fn more_units_than_can_be_counted_are_refused() {
     let mut out = vec![F16::default(); HEADS];
     let out = ViewMut::bhld(&mut out, [1, HEADS, 1, 1]).unwrap();
     let mut partials = Partials::new();
-    let launch = Launch::new(call, Outputs::new(out), Tiling::new(1, 1, 1, 1))
-        .split(&mut partials, SplitRows { most_rows: 1, runs: 1, then: Then::Merge });
+    let checked = CheckedCall::new(call).unwrap().writing(&mut Outputs::new(out)).unwrap();
+    let split = SplitRows { most_rows: 1, runs: 1, few_bytes: None, then: Then::Merge };
+    let launch = Launch::new(checked, Tiling::new(1, 1, 1, 1), Some(split), &mut partials);
     assert!(format!("{launch:?}").contains(&format!("tasks: {HEADS}")), "rows are shared out");
 }
 

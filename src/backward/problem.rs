@@ -1,7 +1,9 @@
 //! Checked backward calls.
 
 use crate::shape::Shape;
-use sdpa_kernels::{Call, Gradients, Part, Saved};
+#[cfg(feature = "_probe")]
+use sdpa_kernels::Call;
+use sdpa_kernels::{CheckedCall, Gradients, Part, Saved};
 
 /// Checked backward call, bound to its inputs and gradients: [`Attention::backward`](crate::Attention::backward) makes it.
 ///
@@ -15,7 +17,7 @@ use sdpa_kernels::{Call, Gradients, Part, Saved};
 /// ```
 #[derive(Debug)]
 pub struct BackwardProblem<'a> {
-    pub(crate) call: Call<'a>,
+    pub(crate) checked: CheckedCall<'a>,
     pub(crate) saved: Saved<'a>,
     pub(crate) gradients: Gradients<'a>,
     pub(crate) part: Part<'a>,
@@ -32,6 +34,6 @@ impl<'a> BackwardProblem<'a> {
     #[cfg(feature = "_probe")]
     #[doc(hidden)]
     pub fn into_parts(self) -> (Call<'a>, Saved<'a>, Gradients<'a>) {
-        (self.call, self.saved, self.gradients)
+        (self.checked.with_given_bias(), self.saved, self.gradients)
     }
 }

@@ -4,19 +4,16 @@ use crate::attention::no_scratch;
 use crate::backward::functions;
 use crate::backward::problem::BackwardProblem;
 use crate::error::Error;
-use crate::plan::call_time::{self, CallTime};
+use crate::plan::call_time;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use crate::threads::run::{NO_MODS, Run};
-use crate::threads::workers::{self, reserved};
+use crate::threads::workers::{reserved, work_through};
 use crate::threads::workspace::Workspace;
 use sdpa_kernels::{
-    BackwardLaunch, BackwardMemory, BackwardScratch, Call, Isa, KEY_BLOCK, MaskMod, Outputs, ScoreMod, Stage, Tiling,
+    AnyMods, BackwardLaunch, BackwardMemory, BackwardScratch, Call, Isa, KEY_BLOCK, MaskMod, ScoreMod, Tiling,
     WeightMod,
 };
-
-/// Work of one worker on a launch.
-type Work<'w> = &'w (dyn Fn(&BackwardLaunch<'_>, Stage, &mut BackwardScratch) + Sync);
 
 /// Division of a backward problem of one shape into tasks: key blocks, each with all the query rows that see it. Of the
 /// plan, only the instruction set can change bits of the result: without FMA.
@@ -48,8 +45,7 @@ impl BackwardPlan {
         let heads = shape.batch.saturating_mul(shape.kv_heads);
         let tasks = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK).max(1));
         // Five products of matrices where the forward pass has two.
-        let time = CallTime { call: &problem.call, outputs: &Outputs::NONE, shape };
-        let workers = call_time::workers(exec, 2.5, &time).min(tasks.max(1));
+        let workers = call_time::workers(exec, 2.5, &problem.checked).min(tasks.max(1));
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, exec.isa.tile().0);
         Self { shape, isa: exec.isa, threads: exec.threads, workers, tasks, tiling }
     }
@@ -103,15 +99,18 @@ impl BackwardProblem<'_> {
         workspace: &mut Workspace,
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
-        let mods = run.mods;
-        functions::check(&self.call, &self.gradients, mods)?;
-        let (run, isa) = (run.mods(&NO_MODS), plan.isa);
-        self.run_as(plan, workspace, run, &|launch, stage, scratch| launch.work(stage, isa, scratch, mods))
+        functions::check(self.checked.call(), &self.gradients, run.mods)?;
+        self.run_any(plan, workspace, run.mods(&NO_MODS), AnyMods::of(run.mods))
     }
 
-    /// Computes the gradients by calling `work` on each worker. Not generic, so that a caller's functions do not compile
-    /// it again.
-    fn run_as(self, plan: &BackwardPlan, workspace: &mut Workspace, run: Run<'_>, work: Work<'_>) -> Result<(), Error> {
+    /// Computes the gradients. Not generic, so that a caller's functions do not compile it again.
+    fn run_any(
+        self,
+        plan: &BackwardPlan,
+        workspace: &mut Workspace,
+        run: Run<'_>,
+        mods: AnyMods<'_>,
+    ) -> Result<(), Error> {
         let exec = Exec::serial().isa(plan.isa).threads(plan.threads);
         let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, exec) };
         let Workspace { backward, gradients: memory, .. } = workspace;
@@ -122,11 +121,13 @@ impl BackwardProblem<'_> {
             let of_parameters = parameters.saturating_mul(size_of::<f64>());
             return Err(no_scratch(plan.scratch_bytes().saturating_add(of_parameters)));
         }
-        let Self { call, saved, gradients, part, .. } = self;
-        let launch = BackwardLaunch::new(call, saved, gradients, part, plan.tiling, memory);
+        let Self { checked, saved, gradients, part, .. } = self;
+        let call = *checked.call();
+        let launch = BackwardLaunch::new(checked, saved, gradients, part, plan.tiling, memory);
         let launch = launch.ok_or_else(|| no_memory(&call, parameters))?.until(run.stop);
         for &stage in launch.stages() {
-            workers::work_through(workers, run.threads(), &|| launch.stop(), &|scratch| work(&launch, stage, scratch));
+            let work = |scratch: &mut BackwardScratch| launch.work(stage, plan.isa, scratch, mods);
+            work_through(workers, run.threads(), &|| launch.stop(), &work);
         }
         if launch.is_stopped() {
             return Err(Error::Stopped);

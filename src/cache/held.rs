@@ -3,9 +3,10 @@
 use crate::error::Error;
 use sdpa_kernels::{Cache, Call};
 
-/// Refuses calls under a window wider than that of a sliding cache, at any length; and calls whose rows would see keys that
-/// it has evicted. `of_all_keys` is the name of an output that has an element for every key, if there is one.
-pub(crate) fn check_held(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'static str>) -> Result<(), Error> {
+/// Refuses calls of a sliding cache under a window wider than the cache's, at any length, and calls with a row that would see
+/// keys that the cache has evicted. `of_all_keys` is the name of an output that has an element for every key, if there is one.
+pub(crate) fn check_held(call: &Call<'_>, of_all_keys: Option<&'static str>) -> Result<(), Error> {
+    let Some(cache) = call.kv.cache() else { return Ok(()) };
     refuse_wider(cache, call)?;
     for index in 0..call.sequence_count() {
         let sequence = call.sequence(index);

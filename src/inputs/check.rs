@@ -4,10 +4,10 @@ use crate::ends::of_ends;
 use crate::error::Error;
 use crate::inputs::{Inputs, Source};
 use crate::shape::Shape;
-use sdpa_kernels::{Alignment, Bound, Call, Options, Precision, Ragged, Visible, tensors_fit};
+use sdpa_kernels::{Alignment, Bound, Call, Misfit, Options, Precision, Ragged, Visible, tensors_fit};
 
 impl<'a> Inputs<'a> {
-    /// Returns the call with default settings; errors as for [`Self::shape`]. Other options are not yet checked.
+    /// Returns the call with default settings, of which nothing is checked but that keys fit values.
     pub(crate) fn call(&self) -> Result<Call<'a>, Error> {
         if let Source::Tensors { k, v } = self.source {
             tensors_fit(self.q.shape(), k.shape(), v.shape())?;
@@ -17,16 +17,22 @@ impl<'a> Inputs<'a> {
         let lists = Options { kv_lens, ragged, sources: sequences, row_positions, key_positions, ..Options::default() };
         let options = Options { bias, alibi, mask, period, sinks, ..lists };
         let (kv, scale, visible, alignment) = (self.key_values()?, 1.0, Visible::default(), Alignment::TopLeft);
-        let call = Call { q, kv, scale, visible, alignment, options, precision: Precision::Exact };
-        call.inputs_fit().map_err(|misfit| match (misfit.argument, ragged) {
-            ("ragged k", Some(Ragged { k: Some(k), .. })) => of_ends(misfit, k, ("k", kv.k_shape()[2])),
-            (_, Some(Ragged { q: ends, .. })) => of_ends(misfit, ends, ("q", q.shape()[2])),
-            (_, None) => misfit.into(),
-        })?;
-        if let (Some(sequences), Source::Cache(cache)) = (sequences, self.source) {
-            sequences.iter().try_for_each(|&sequence| cache.there("sequences", sequence))?;
+        Ok(Call { q, kv, scale, visible, alignment, options, precision: Precision::Exact })
+    }
+
+    /// Returns the error of a call of these inputs that does not fit together.
+    pub(crate) fn error_of(&self, misfit: Misfit) -> Error {
+        match (misfit.argument, self.ragged) {
+            ("ragged k", Some(Ragged { k: Some(k), .. })) => of_ends(misfit, k, ("k", self.shapes()[1][2])),
+            ("ragged q" | "ragged queries", Some(Ragged { q, .. })) => of_ends(misfit, q, ("q", self.q.shape()[2])),
+            _ => misfit.into(),
         }
-        Ok(call)
+    }
+
+    /// Refuses sequences that a cache has removed; others are there.
+    pub(crate) fn check_sequences(&self) -> Result<(), Error> {
+        let (Some(sequences), Source::Cache(cache)) = (self.sequences, self.source) else { return Ok(()) };
+        sequences.iter().try_for_each(|&sequence| cache.there("sequences", sequence))
     }
 
     /// Returns the index of a sequence's keys and values: its batch index in the tensors, or its number in the cache or

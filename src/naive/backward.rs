@@ -74,7 +74,8 @@ pub fn gradients<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     if mods.weight.is_given() {
         return Err(WEIGHT_FUNCTION);
     }
-    let (sdpa_kernels::Call { kv, .. }, shape) = attention.call_alone(inputs)?;
+    let checked = attention.call_alone(inputs)?;
+    let (kv, shape) = (checked.call().kv, Shape::of(checked.call()));
     let d_out = d_out.into();
     let forward: Answer<T> = answer(attention, inputs, mods)?;
     let dense = |x: [usize; 4], at: &dyn Fn([usize; 4]) -> Option<f32>| Dense::new(x, |i| at(i).unwrap_or(f32::NAN));

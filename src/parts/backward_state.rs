@@ -79,11 +79,11 @@ impl<'a> BackwardState<'a> {
         let mut state = Self { call, saved, exec, keys: 0, workspace: Workspace::new() };
         let lists = inputs.lists_from(0, 0);
         let (attention, inputs) = state.at_end(0, &lists)?;
-        let BackwardProblem { call, .. } = attention.backward(inputs, saved, Gradients::new())?;
+        let BackwardProblem { checked, .. } = attention.backward(inputs, saved, Gradients::new())?;
         if saved.lacks_rests() {
             return Err(Error::Needs { argument: "lse", needs: RESTS });
         }
-        if state.workspace.gradients.try_begin(&call) { Ok(state) } else { Err(no_memory(&call, 0)) }
+        if state.workspace.gradients.try_begin(checked.call()) { Ok(state) } else { Err(no_memory(checked.call(), 0)) }
     }
 
     /// Sets score and mask functions, which see keys and rows where they lie among all ([`Self::starting_at`] says which rows
@@ -108,8 +108,8 @@ impl<'a> BackwardState<'a> {
     fn fitting(self) -> Result<Self, Error> {
         let lists = self.call.inputs.lists_from(0, 0);
         let (attention, inputs) = self.at_end(0, &lists)?;
-        let BackwardProblem { call, .. } = attention.backward(inputs, self.saved, Gradients::new())?;
-        self.call.functions.fit(&call, self.call.shift(0))?;
+        let BackwardProblem { checked, .. } = attention.backward(inputs, self.saved, Gradients::new())?;
+        self.call.functions.fit(checked.call(), self.call.shift(0))?;
         Ok(self)
     }
 

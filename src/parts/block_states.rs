@@ -5,9 +5,13 @@ use crate::error::{Error, at_most, floats, same, zeros};
 use crate::inputs::Inputs;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
+use crate::shape::Shape;
 use crate::threads::exec::Exec;
+use crate::threads::run::NO_MODS;
 use crate::threads::workspace::Workspace;
-use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Outputs, Seen, State, View, ViewMut, merge_states};
+use sdpa_kernels::{
+    Alignment, AnyMods, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Outputs, Seen, State, View, ViewMut, merge_states,
+};
 
 /// States of query rows over each block of 256 keys by itself, kept until the state over all earlier keys is there: see
 /// [`RowStates`].
@@ -81,17 +85,17 @@ impl BlockStates {
         }
         // Positions of their own are among all keys.
         let attention = if inputs.key_positions.is_some() { *attention } else { by_order };
-        let (call, shape) = attention.call_alone(&inputs)?;
-        let problem = Problem { call, outputs: Outputs::NONE, shape };
+        let checked = attention.call_alone(&inputs)?;
+        let shape = Shape::of(checked.call());
+        let problem = Problem { checked, shape };
         let plan = Plan::of_blocks(&problem, exec);
         const OF: &str = "the rows that one task holds, as each block is computed by itself";
         let rows = problem.longest_rows();
         // Tiles of some instruction sets make room for a few more.
         at_most("q", "rows that share a key/value head", rows, plan.tiling.task_rows().min(MAX_SPLIT_ROWS), OF)?;
-        let (workspace, runs) = (&mut self.workspace, plan.tasks);
         let memory = Error::Memory { what: "states of blocks", bytes: plan.partials_bytes() };
-        let launch = self.states.launch(problem.call, plan.tiling, runs).ok_or(memory)?;
-        workspace.carry_out(&plan, &launch, exec.executor())?;
+        let launch = self.states.launch(problem.checked, plan.tiling, plan.tasks).ok_or(memory)?;
+        plan.execute(&launch, &mut self.workspace.forward, exec.executor(), AnyMods::of(&NO_MODS))?;
         (self.value_dim, self.isa) = (shape.value_dim, Some(exec.isa));
         Ok(())
     }
@@ -227,7 +231,8 @@ impl RowStates {
     /// As [`Self::write`].
     pub fn check(&self, sinks: Option<&[f32]>, outputs: &Outputs<'_>) -> Result<(), Error> {
         outputs.check_for_state()?;
-        Attention::new().call_with_outputs(&self.inputs(sinks)?, outputs).map(|_| ())
+        let checked = Attention::new().checked(&self.inputs(sinks)?)?;
+        Ok(outputs.fits(checked.call())?)
     }
 
     /// Returns the inputs of a call without keys, for which the queries do not matter.

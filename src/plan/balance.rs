@@ -32,7 +32,7 @@ impl Plan {
     pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Vec<f64> {
         // A plan for another shape is replaced when it runs.
         let plan = if self.shape == problem.shape { *self } else { Self::new(problem, self.exec()) };
-        let Costs { accumulated, merged } = problem.call.costs(&plan.tiling, plan.split_rows(problem));
+        let Costs { accumulated, merged } = problem.call().costs(&plan.tiling, plan.split_rows(problem));
         let mut done = vec![0; workers.max(1).min(accumulated.len().max(merged.len()))];
         // Nobody merges before all is accumulated.
         let [accumulating, merging] = [accumulated, merged].map(|costs| take_in_turn(&costs, &mut done) as f64);

@@ -76,7 +76,7 @@ impl Plan {
     ///
     /// Complexity: query rows, whatever the number of keys.
     pub fn explain(&self, problem: &Problem<'_>, machine: Option<Machine>) -> Explanation {
-        let (call, shape) = (&problem.call, problem.shape);
+        let (call, shape) = (problem.call(), problem.shape);
         let (tile_rows, _) = self.isa.tile();
         let mut tiles = Tiles::default();
         for index in 0..if shape.q_len > 0 && shape.heads > 0 { call.sequence_count() } else { 0 } {
@@ -109,11 +109,11 @@ impl Plan {
     /// Returns the bytes of keys and values that split-KV does not read again.
     fn shared_bytes(&self, problem: &Problem<'_>) -> f64 {
         let Some(split_rows) = self.split_rows(problem) else { return 0.0 };
-        problem.call.shared_keys(&self.tiling, split_rows) as f64 * problem.call.kv.token_bytes() as f64
+        problem.call().shared_keys(split_rows) as f64 * problem.call().kv.token_bytes() as f64
     }
 
     fn notes(&self, problem: &Problem<'_>) -> Vec<String> {
-        let call = &problem.call;
+        let call = problem.call();
         let mut notes = Vec::new();
         let mut note = |when: bool, text: &str| {
             if when {
@@ -157,8 +157,11 @@ impl Plan {
             "the mask is read tile by tile; what it hides wholly is skipped, uncounted here",
         );
         note(call.options.bias.is_some(), "the bias is read tile by tile and skips nothing");
-        note(problem.outputs.points.iter().any(Option::is_some), "scores are written out, so nothing is skipped");
-        note(problem.outputs.key_weight_sums.is_some(), "key weight sums take two more QKᵀ, uncounted here");
+        note(
+            problem.checked.outputs().points.iter().any(Option::is_some),
+            "scores are written out, so nothing is skipped",
+        );
+        note(problem.checked.outputs().key_weight_sums.is_some(), "key weight sums take two more QKᵀ, uncounted here");
         note(self.workers == 1, "one thread: more were not offered, or would not pay");
         notes.extend(slow_build(OPT_LEVEL));
         notes
@@ -220,17 +223,17 @@ impl Problem<'_> {
     /// Bytes of the tensors, each element counted once however often it is read.
     fn bytes(&self) -> f64 {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
-        let call = self.call.broadcast().unwrap_or(self.call);
+        let (call, outputs) = (self.call(), self.checked.outputs());
         let keys = match call.kv.tensors() {
             Some([k, _]) => k.shape()[0] as f64 * k.shape()[2] as f64,
             None => (0..call.sequence_count()).map(|index| call.sequence(index).kv_len as f64).sum(),
         };
         let keys = keys * call.kv.kv_heads() as f64 * call.kv.token_bytes() as f64;
-        let out = self.outputs.out.as_ref();
+        let out = outputs.out.as_ref();
         let ends = elements(call.q.shape()) * call.q.dtype().bytes() as f64
             + out.map_or(0.0, |out| elements(out.shape()) * out.dtype().bytes() as f64);
         let bias = call.options.bias.map_or(0.0, |bias| elements(bias.of.shape()) * bias.of.dtype().bytes() as f64);
-        let floats = self.outputs.points.iter().flatten().map(|view| elements(view.shape())).sum::<f64>();
+        let floats = outputs.points.iter().flatten().map(|view| elements(view.shape())).sum::<f64>();
         keys + ends + bias + 4.0 * floats + call.options.mask.map_or(0.0, |mask| elements(mask.of.view().shape()))
     }
 }

@@ -1,13 +1,13 @@
 //! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, only a mask function may refuse it, or
 //! [`Run::until`](crate::Run::until) stop it.
 
-use crate::plan::call_time::{self, CallTime};
+use crate::plan::call_time;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{Call, Outputs};
+use sdpa_kernels::{Call, CheckedCall, Outputs};
 
-/// Checked call, bound to its inputs and outputs: running it cannot fail, unless a mask function does not fit it or it is
-/// told to stop.
+/// Checked call, bound to its inputs and outputs: nothing is checked again when it runs. Only a mask function may not fit it, or it
+/// may be told to stop.
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut};
@@ -22,27 +22,33 @@ use sdpa_kernels::{Call, Outputs};
 /// ```
 #[derive(Debug)]
 pub struct Problem<'a> {
-    pub(crate) call: Call<'a>,
-    pub(crate) outputs: Outputs<'a>,
+    pub(crate) checked: CheckedCall<'a>,
     pub(crate) shape: Shape,
 }
 
 impl<'a> Problem<'a> {
-    /// Returns true if blocks of keys cannot be divided among workers: an output needs whole rows.
-    pub(crate) fn needs_whole_rows(&self) -> bool {
-        self.outputs.state.is_some() || self.outputs.points.iter().any(Option::is_some)
+    pub(crate) fn call(&self) -> &Call<'a> {
+        self.checked.call()
+    }
+
+    /// Returns true if blocks of keys may be divided among workers: no output needs whole rows, and no window keeps first keys,
+    /// behind which most blocks are hidden.
+    pub(crate) fn may_be_split(&self) -> bool {
+        let outputs = self.checked.outputs();
+        let whole = outputs.state.is_some() || outputs.points.iter().any(Option::is_some);
+        !whole && self.call().visible.window.is_none_or(|window| window.kept_first() == 0)
     }
 
     /// Largest number of rows of a sequence that share a key/value head.
     pub(crate) fn longest_rows(&self) -> usize {
-        self.call.group_size().saturating_mul(self.call.longest().0)
+        self.call().group_size().saturating_mul(self.call().longest().0)
     }
 
     /// Returns the number of workers that are worth waking.
     ///
     /// Complexity: the number of sequences, if there are several threads and lengths may differ.
     pub(crate) fn workers(&self, exec: Exec<'_>) -> usize {
-        call_time::workers(exec, 1.0, &CallTime { call: &self.call, outputs: &self.outputs, shape: self.shape })
+        call_time::workers(exec, 1.0, &self.checked)
     }
 
     /// Sizes of the call.
@@ -54,6 +60,6 @@ impl<'a> Problem<'a> {
     #[cfg(feature = "_probe")]
     #[doc(hidden)]
     pub fn into_parts(self) -> (Call<'a>, Outputs<'a>) {
-        (self.call, self.outputs)
+        self.checked.into_parts()
     }
 }

@@ -8,20 +8,20 @@ use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::threads::exec::Exec;
 use crate::threads::executor::Executor;
-use crate::threads::run::{NO_MODS, Run};
-use crate::threads::workers::{self, reserved};
+use crate::threads::run::Run;
+use crate::threads::workers::{reserved, work_through};
 use crate::threads::workspace::Workspace;
-use sdpa_kernels::{Isa, Launch, MaskMod, ScoreMod, Scratch, WeightMod};
+use sdpa_kernels::{AnyMods, Launch, MaskMod, ScoreMod, Scratch, WeightMod};
 use std::sync::Mutex;
 
-/// Work of one worker on a launch.
-type Work<'w> = &'w (dyn Fn(&Launch<'_>, Isa, &mut Scratch) + Sync);
-
 impl Problem<'_> {
-    /// Computes the problem. Cannot fail: everything was checked when the problem was made.
+    /// Computes the problem. Nothing can be wrong with it: everything was checked when it was made, and is not checked again.
     ///
     /// A plan made for another shape is replaced by one for this shape: that costs a microsecond and never gives a
     /// wrong result.
+    ///
+    /// # Panics
+    /// If there is no memory for the scratch of one worker ([`Plan::scratch_bytes`]). Outputs are then untouched.
     pub fn run(self, plan: &Plan, workspace: &mut Workspace) {
         // No functions, so none that does not fit; nothing stops it either.
         let _ = self.run_with(plan, workspace, Run::new());
@@ -37,40 +37,31 @@ impl Problem<'_> {
     /// # Panics
     /// If one of the functions does: the panic reaches the caller when all workers have come to rest. Outputs are then
     /// partly written: rows are whole, untouched, or, in tasks that a function panicked in, anything. The workspace, the
-    /// plan, caches and the pool serve other calls as before.
+    /// plan, caches and the pool serve other calls as before. Also as [`Self::run`].
     pub fn run_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
         self,
         plan: &Plan,
         workspace: &mut Workspace,
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
-        let mods = run.mods;
-        self.call.check_mask(&mods.mask)?;
+        self.call().check_mask(&run.mods.mask)?;
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec()) };
         // A weight function needs every row whole.
-        let plan = if mods.weight.is_given() { Plan { split: None, ..plan } } else { plan };
-        let run = run.mods(&NO_MODS);
-        self.run_as(&plan, workspace, run, &|launch, isa, scratch| launch.work(isa, scratch, mods))
+        let split = plan.split_rows(&self).filter(|_| !run.mods.weight.is_given());
+        let launch = Launch::new(self.checked, plan.tiling, split, &mut workspace.partials).until(run.stop);
+        plan.execute(&launch, &mut workspace.forward, run.threads(), AnyMods::of(run.mods))
     }
 
-    /// Computes the problem by calling `work` on each worker. Not generic, so that a caller's functions do not compile
-    /// it again.
-    fn run_as(self, plan: &Plan, workspace: &mut Workspace, run: Run<'_>, work: Work<'_>) -> Result<(), Error> {
-        let split_rows = plan.split_rows(&self);
-        let mut launch = Launch::new(self.call, self.outputs, plan.tiling).until(run.stop);
-        if let Some(split_rows) = split_rows {
-            launch = launch.split(&mut workspace.partials, split_rows);
-        }
-        carry_out(plan, &launch, &mut workspace.forward, run.threads(), work)
-    }
-
-    /// Plans and computes the problem with a workspace of its own, on the threads of `exec`.
+    /// Plans and computes the problem with a new workspace, on the threads of `exec`.
+    ///
+    /// # Panics
+    /// As [`Self::run`].
     pub fn run_once(self, exec: Exec) {
-        // As in `run`: nothing can fail.
+        // As in `run`.
         let _ = self.run_once_with(exec, Run::new());
     }
 
-    /// Plans and computes the problem as [`Self::run_with`] does, with a workspace of its own, on the threads of `exec` if
+    /// Plans and computes the problem as [`Self::run_with`] does, with a new workspace, on the threads of `exec` if
     /// the run names none.
     ///
     /// # Errors
@@ -83,31 +74,31 @@ impl Problem<'_> {
         exec: Exec,
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
-        let plan = Plan::new(&self, exec).shrink_to();
+        let mut plan = Plan::new(&self, exec);
+        // Scratch for this one problem. Where key blocks are divided, rows of several sequences may be gathered in it.
+        if plan.split.is_none() {
+            plan.tiling = plan.tiling.shrink_to(self.shape.kv_len);
+        }
         self.run_with(&plan, &mut Workspace::new(), run.on(exec))
     }
 }
 
-#[cfg(feature = "parts")]
-impl Workspace {
-    /// Carries out a launch without functions.
-    pub(crate) fn carry_out(&mut self, plan: &Plan, launch: &Launch<'_>, executor: &dyn Executor) -> Result<(), Error> {
-        let work = |launch: &Launch<'_>, isa: Isa, scratch: &mut Scratch| launch.work(isa, scratch, &NO_MODS);
-        carry_out(plan, launch, &mut self.forward, executor, &work)
+impl Plan {
+    /// Carries out a launch on each worker that there is memory for.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if work was left undone.
+    pub(crate) fn execute(
+        &self,
+        launch: &Launch<'_>,
+        workers: &mut Vec<Mutex<Scratch>>,
+        executor: &dyn Executor,
+        mods: AnyMods<'_>,
+    ) -> Result<(), Error> {
+        // At least one: there was memory for it when the problem was made.
+        let ready = reserved(workers, self.workers, executor, |scratch| scratch.try_reserve(&self.tiling)).len();
+        let work = |scratch: &mut Scratch| launch.work(self.isa, scratch, mods);
+        work_through(&mut workers[..ready.max(1)], executor, &|| launch.stop(), &work);
+        if launch.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
     }
-}
-
-/// Carries out a launch by calling `work` on each worker that there is memory for.
-fn carry_out(
-    plan: &Plan,
-    launch: &Launch<'_>,
-    workers: &mut Vec<Mutex<Scratch>>,
-    executor: &dyn Executor,
-    work: Work<'_>,
-) -> Result<(), Error> {
-    // At least one: there was memory for it when the problem was made.
-    let ready = reserved(workers, plan.workers, executor, |scratch| scratch.try_reserve(&plan.tiling)).len();
-    let workers = &mut workers[..ready.max(1)];
-    workers::work_through(workers, executor, &|| launch.stop(), &|scratch| work(launch, plan.isa, scratch));
-    if launch.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
 }

@@ -31,7 +31,7 @@ enum RowCost {
 impl RowCost {
     /// Compares the first and the last row of the sequence with the most rows.
     fn of(problem: &Problem<'_>) -> Self {
-        let call = &problem.call;
+        let call = problem.call();
         if !call.visible.hides_keys() {
             return Self::Even;
         }
@@ -53,7 +53,7 @@ impl Rows {
         let shape = problem.shape;
         // Query rows that share a key/value head form one sequence of rows, divided into equal tasks.
         let group_size = shape.heads / shape.kv_heads.max(1);
-        let [batch, _, q_len, _] = problem.call.q.shape();
+        let [batch, _, q_len, _] = problem.call().q.shape();
         Self { heads: batch.saturating_mul(shape.kv_heads), rows: group_size.saturating_mul(q_len) }
     }
 

@@ -34,7 +34,8 @@ pub(crate) fn bytes<T>(workers: &[Mutex<T>], bytes: impl Fn(&T) -> usize) -> usi
 }
 
 /// Calls `work` on each worker, at least one, on the threads of an executor, and at last on the calling thread alone: for one
-/// worker, or what an executor that broke its promise left undone. After a panic in `work`, as [`share`].
+/// worker, or what an executor that broke its promise left undone. After a panic in `work` on a thread of the executor, calls
+/// `stop`, so that workers begin no further task; passes on the first panic.
 pub(crate) fn work_through<T: Send>(
     workers: &mut [Mutex<T>],
     executor: &dyn Executor,
@@ -42,29 +43,18 @@ pub(crate) fn work_through<T: Send>(
     work: &(dyn Fn(&mut T) + Sync),
 ) {
     if workers.len() > 1 {
-        share(workers, executor, stop, work);
+        let panic = Mutex::new(None);
+        executor.run(workers.len(), &|index| {
+            let Some(Ok(mut memory)) = workers.get(index).map(Mutex::try_lock) else { return };
+            // Unwind safe: tasks overwrite whatever their memory holds.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(&mut memory))) {
+                stop();
+                panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+            }
+        });
+        if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            resume_unwind(payload);
+        }
     }
     work(own(&mut workers[0]));
-}
-
-/// Calls `work` on each worker, on the threads of an executor. After a panic in `work`, calls `stop`, so that workers
-/// begin no further task; passes on the first panic.
-fn share<T: Send>(
-    workers: &[Mutex<T>],
-    executor: &dyn Executor,
-    stop: &(dyn Fn() + Sync),
-    work: &(dyn Fn(&mut T) + Sync),
-) {
-    let panic = Mutex::new(None);
-    executor.run(workers.len(), &|index| {
-        let Some(Ok(mut memory)) = workers.get(index).map(Mutex::try_lock) else { return };
-        // Unwind safe: tasks overwrite whatever their memory holds.
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(&mut memory))) {
-            stop();
-            panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
-        }
-    });
-    if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        resume_unwind(payload);
-    }
 }

@@ -33,16 +33,20 @@ macro_rules! dispatch {
     };
 }
 
-/// Calls a macro with the type of every token. It is for traits that are implemented for each token, so that their
-/// methods are compiled in this crate.
-macro_rules! for_each_token {
-    ($implement:ident) => {
-        $implement!($crate::simd::portable::Portable);
+/// Defines a trait of all that implements `$of<S>` for every token `S`: a `dyn` of it becomes a `dyn $of<S>`.
+macro_rules! of_every_token {
+    ($(#[$doc:meta])* $name:ident: $of:ident) => {
+        $(#[$doc])*
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        pub(crate) trait $name: $of<$crate::simd::portable::Portable> {}
+        $(#[$doc])*
         #[cfg(target_arch = "aarch64")]
-        $implement!($crate::simd::aarch64::neon::Neon);
+        pub(crate) trait $name: $of<$crate::simd::portable::Portable> + $of<$crate::simd::aarch64::neon::Neon> {}
+        $(#[$doc])*
         #[cfg(target_arch = "x86_64")]
-        $implement!($crate::simd::x86::avx2::Avx2);
-        #[cfg(target_arch = "x86_64")]
-        $implement!($crate::simd::x86::avx512::Avx512);
+        pub(crate) trait $name:
+            $of<$crate::simd::portable::Portable> + $of<$crate::simd::x86::avx2::Avx2> + $of<$crate::simd::x86::avx512::Avx512>
+        {
+        }
     };
 }

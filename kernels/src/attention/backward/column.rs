@@ -51,7 +51,7 @@ impl<'t, S: Simd> Column<'t, S> {
     /// # Safety
     /// The column exists, and its gradients are this worker's alone.
     pub(crate) unsafe fn run(&self, scratch: &mut BackwardScratch) {
-        let (call, tiling) = (self.bound.checked.call(), self.bound.checked.tiling());
+        let (call, tiling) = (self.bound.checked.call(), self.bound.tiling);
         let (mut scores, mut own) = scratch.parts(tiling, self.pass.parameters());
         if !self.wait_for_shared_bias() {
             return;
@@ -118,7 +118,7 @@ impl<'t, S: Simd> Column<'t, S> {
     /// # Safety
     /// The column exists, and its head's gradients of queries are this worker's alone.
     pub(crate) unsafe fn end(&self, scratch: &mut BackwardScratch) {
-        let (_, mut own) = scratch.parts(self.bound.checked.tiling(), 0);
+        let (_, mut own) = scratch.parts(self.bound.tiling, 0);
         let heads = if self.at.number == 0 { self.bound.checked.call().group_size() } else { 0 };
         for task in (0..heads).flat_map(|g| self.row_blocks(g)) {
             // SAFETY: one worker has the first column; the saved tensors fit the call, as the launch has asserted.
@@ -134,7 +134,7 @@ impl<'t, S: Simd> Column<'t, S> {
         (0..blocks).map(move |block| {
             let (first, end) = (block * MAX_ROW_BLOCK, (block + 1) * MAX_ROW_BLOCK);
             let rows = g * q_len + first.saturating_sub(before)..g * q_len + q_len.min(end - before);
-            AttentionTask::reading(bound, RowSet::of(sequence, kv_head, rows)).followed_by(Next::Near)
+            AttentionTask::reading(bound, RowSet::of(sequence, kv_head, rows), Next::Near)
         })
     }
 
@@ -173,7 +173,7 @@ impl<'t, S: Simd> Column<'t, S> {
 
     /// Packs the column's values, and finds its keys as rows.
     fn prepare_keys(&self, own: &mut Own<'_>) -> ColumnKeys {
-        let (call, tiling) = (self.bound.checked.call(), self.bound.checked.tiling());
+        let (call, tiling) = (self.bound.checked.call(), self.bound.tiling);
         let (keys, seq) = (self.keys(), call.sequence(self.at.sequence));
         let none = ColumnKeys { rows: Typed::F32(Rows::strided(own.keys.as_ptr(), 0, 1)), packed: None };
         if keys.is_empty() {

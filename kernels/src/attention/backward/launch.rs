@@ -17,9 +17,8 @@ use crate::attention::backward::parts::{Part, SharedPart};
 use crate::attention::backward::pass::{BackwardPass, BlockAt};
 use crate::attention::blocks::task::BoundCall;
 use crate::attention::call::Call;
-use crate::attention::call::checked::{CheckedCall, fitting};
-use crate::attention::call::mods::{MaskMod, Mods, ScoreMod, WeightMod};
-use crate::attention::call::row_mods::RowMods;
+use crate::attention::call::checked::CheckedCall;
+use crate::attention::call::row_mods::{AnyMods, RowMods};
 use crate::attention::scratch::{MAX_ROW_BLOCK, Tiling};
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
@@ -30,6 +29,7 @@ use crate::work_queue::{Queue, Stop};
 /// Backward pass bound to its gradients: queues of row blocks and key blocks that workers take until they are empty.
 pub struct BackwardLaunch<'a> {
     pass: BackwardPass<'a>,
+    tiling: Tiling,
     /// Row blocks to be summed first, if some rows are far from 0 and what rounding leaves of their log-sum-exps is not there.
     row_blocks: Queue,
     columns: Queue,
@@ -62,18 +62,22 @@ impl<'a> BackwardLaunch<'a> {
     /// share, or for a part: memory that [`BackwardMemory::try_begin`] has begun.
     ///
     /// # Panics
-    /// If shapes do not fit together. `sdpa` makes the same checks, for errors, before it makes a launch.
+    /// If the tiling, saved results or gradients are for other sizes, or the call's precision is not exact.
     pub fn new(
-        call: Call<'a>,
+        checked: CheckedCall<'a>,
         saved: Saved<'a>,
         gradients: Gradients<'a>,
         part: Part<'a>,
         tiling: Tiling,
         memory: &'a mut BackwardMemory,
     ) -> Option<Self> {
-        let checked = CheckedCall::reading(Call { precision: Precision::Exact, ..call }, tiling);
-        fitting(saved.fits(&call));
-        fitting(gradients.fits(&call));
+        checked.assert_held_by(&tiling);
+        let call = checked.with_given_bias();
+        assert!(call.precision == Precision::Exact, "the backward pass takes no precision shortcuts");
+        assert!(
+            saved.fits(&call).is_ok() && gradients.fits(&call).is_ok(),
+            "saved results or gradients of another call"
+        );
         let (columns_per_head, columns) = count_columns(&call)?;
         let row_blocks = if matches!(part, Part::Whole) && saved.lacks_rests() { count_row_blocks(&call)? } else { 0 };
         let parameters = gradients.parameter_count();
@@ -100,7 +104,7 @@ impl<'a> BackwardLaunch<'a> {
             stop,
         };
         // Without query heads, too: gradients of keys and values are then zeros.
-        Some(Self { pass, row_blocks: Queue::new(row_blocks), columns: Queue::new(columns) })
+        Some(Self { pass, tiling, row_blocks: Queue::new(row_blocks), columns: Queue::new(columns) })
     }
 
     /// Sets a function that is asked before each key block: if it returns true, the rest is left undone.
@@ -140,15 +144,8 @@ impl<'a> BackwardLaunch<'a> {
     ///
     /// # Panics
     /// If there is a weight function. `sdpa` reports such calls, and a missing derivative, as errors.
-    pub fn work<A: ScoreMod, B: MaskMod, C: WeightMod>(
-        &self,
-        stage: Stage,
-        isa: Isa,
-        scratch: &mut BackwardScratch,
-        mods: &Mods<A, B, C>,
-    ) {
-        assert!(!mods.weight.is_given(), "a weight function has no backward pass");
-        dispatch!(isa, |s| s.backward(self, stage, scratch, mods));
+    pub fn work(&self, stage: Stage, isa: Isa, scratch: &mut BackwardScratch, mods: AnyMods<'_>) {
+        dispatch!(isa, |s| self.work_on(s, stage, scratch, mods.0));
     }
 
     /// Returns the place of a column by its number, if there is such a column.
@@ -165,7 +162,8 @@ impl<'a> BackwardLaunch<'a> {
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Simd>(&self, s: S, stage: Stage, scratch: &mut BackwardScratch, mods: &dyn RowMods<S>) {
-        let bound = BoundCall::new(s, mods, &self.pass.checked);
+        assert!(!mods.given().weight, "a weight function has no backward pass");
+        let bound = BoundCall::new(s, mods, &self.pass.checked, &self.tiling);
         match stage {
             Stage::Rows => self.sum_rows(bound, scratch),
             Stage::Keys => self.work_on_columns(bound, scratch),
@@ -175,7 +173,7 @@ impl<'a> BackwardLaunch<'a> {
     /// Takes row blocks and sums the exponentials of rows that are far from 0.
     fn sum_rows<S: Simd>(&self, bound: BoundCall<'_, S>, scratch: &mut BackwardScratch) {
         let (pass, heads) = (&self.pass, self.columns.len() / self.pass.columns_per_head);
-        let (call, tiling) = (pass.checked.call(), pass.checked.tiling());
+        let (call, tiling) = (pass.checked.call(), &self.tiling);
         let blocks_of_head = self.row_blocks.len() / heads.max(1) / call.group_size().max(1);
         while let Some(number) = self.row_blocks.take_unless(&pass.stop) {
             let (head, number) = (number % heads, number / heads);
@@ -215,36 +213,6 @@ impl Drop for StopOnUnwind<'_> {
         self.0.now();
     }
 }
-
-/// Work of a launch, compiled in this crate for each instruction set.
-trait Worker: Simd {
-    /// Calls [`BackwardLaunch::work_on`].
-    fn backward(
-        self,
-        launch: &BackwardLaunch<'_>,
-        stage: Stage,
-        scratch: &mut BackwardScratch,
-        mods: &dyn RowMods<Self>,
-    );
-}
-
-macro_rules! worker {
-    ($token:ty) => {
-        impl Worker for $token {
-            fn backward(
-                self,
-                launch: &BackwardLaunch<'_>,
-                stage: Stage,
-                scratch: &mut BackwardScratch,
-                mods: &dyn RowMods<Self>,
-            ) {
-                launch.work_on(self, stage, scratch, mods);
-            }
-        }
-    };
-}
-
-for_each_token!(worker);
 
 impl core::fmt::Debug for BackwardLaunch<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {

@@ -21,20 +21,22 @@ pub(crate) struct BoundCall<'t, S> {
     pub(crate) s: S,
     pub(crate) mods: &'t dyn RowMods<S>,
     pub(crate) checked: &'t CheckedCall<'t>,
+    /// Tiling that holds the call's rows and key blocks.
+    pub(crate) tiling: &'t Tiling,
     pub(crate) products: Products,
 }
 
 impl<'t, S: Simd> BoundCall<'t, S> {
     /// Binds a call to steps and functions, and decides how matrices are multiplied.
-    pub(crate) fn new(s: S, mods: &'t dyn RowMods<S>, checked: &'t CheckedCall<'t>) -> Self {
-        Self { s, mods, checked, products: Products::of(s, checked.call(), mods.given()) }
+    pub(crate) fn new(s: S, mods: &'t dyn RowMods<S>, checked: &'t CheckedCall<'t>, tiling: &'t Tiling) -> Self {
+        Self { s, mods, checked, tiling, products: Products::of(s, checked.call(), mods.given()) }
     }
 }
 
 /// Set of query rows together with its call, outputs, tiling and kernel steps.
 ///
 /// It stands for three facts, which the unsafe code of its methods relies on: call, outputs and tiling [fit
-/// together](CheckedCall); the rows lie inside the call and are no more than there is scratch for; and the rows of the
+/// together](BoundCall); the rows lie inside the call and are no more than there is scratch for; and the rows of the
 /// outputs are this worker's alone. Its fields are set here alone; elsewhere they are read.
 pub(crate) struct AttentionTask<'t, S> {
     pub(crate) s: S,
@@ -95,7 +97,7 @@ impl Row {
 }
 
 impl<'t, S: Simd> AttentionTask<'t, S> {
-    /// Binds rows of one sequence to their call.
+    /// Binds rows of one sequence to their call. `next` is the predicted next work, prefetched while the task is computed.
     ///
     /// # Panics
     /// If the rows do not lie inside the call, or are more than there is scratch for.
@@ -106,8 +108,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     // Inlined, here and where a step's operands change type: otherwise the whole struct is copied, a few per cent of a
     // tiny call.
     #[inline(always)]
-    pub(crate) unsafe fn new(bound: BoundCall<'t, S>, set: RowSet<'static>) -> Self {
-        Self::with_outputs(bound, set, bound.checked.outputs())
+    pub(crate) unsafe fn new(bound: BoundCall<'t, S>, set: RowSet<'static>, next: Next<'t>) -> Self {
+        Self { outputs: bound.checked.outputs(), ..Self::reading(bound, set, next) }
     }
 
     /// Binds rows to their call, to read inputs alone: the task has no outputs.
@@ -115,20 +117,11 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// # Panics
     /// As [`Self::new`].
     #[inline(always)]
-    pub(crate) fn reading(bound: BoundCall<'t, S>, set: RowSet<'t>) -> Self {
-        Self::with_outputs(bound, set, &Outputs::NONE)
-    }
-
-    #[inline(always)]
-    fn with_outputs(
-        BoundCall { s, mods, checked, products }: BoundCall<'t, S>,
-        set: RowSet<'t>,
-        outputs: &'t Outputs<'t>,
-    ) -> Self {
-        let (call, tiling) = (checked.call(), checked.tiling());
+    pub(crate) fn reading(bound: BoundCall<'t, S>, set: RowSet<'t>, next: Next<'t>) -> Self {
+        let BoundCall { s, mods, checked, tiling, products } = bound;
+        let (call, outputs) = (checked.call(), &Outputs::NONE);
         let (seq, group_size) = (first_sequence(&set, call, tiling), call.group_size());
-        let (given, next) = (mods.given(), Next::Nothing);
-        Self { s, mods, given, call, products, outputs, tiling, set, seq, group_size, next }
+        Self { s, mods, given: mods.given(), call, products, outputs, tiling, set, seq, group_size, next }
     }
 
     /// Returns a task of other rows of this call, to prefetch their inputs: it has no outputs.
@@ -138,12 +131,6 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     pub(crate) fn peek(&self, set: &RowSet<'t>) -> Self {
         let (set, seq) = (set.clone(), first_sequence(set, self.call, self.tiling));
         Self { set, seq, outputs: &Outputs::NONE, next: Next::Nothing, ..*self }
-    }
-
-    /// Sets the predicted next work: its memory is prefetched while this task is computed.
-    #[inline(always)]
-    pub(crate) fn followed_by(self, next: Next<'t>) -> Self {
-        Self { next, ..self }
     }
 
     /// Returns the row blocks of the task, as ranges of its rows.

@@ -1,63 +1,81 @@
-//! Checked call: inputs, outputs and tiling that fit together.
+//! Checked call: inputs, options and outputs that fit together.
 
 use crate::attention::call::Call;
+use crate::attention::call::options::{Covered, Options};
 use crate::attention::call::outputs::Outputs;
+use crate::attention::call::visibility::Alignment;
 use crate::attention::scratch::Tiling;
+use crate::tensor::any::Tensor;
 use crate::tensor::misfit::Misfit;
 
-/// Call with outputs and tiling that fit together; its bias and mask are broadcast. It is made only by a check ([`Self::new`],
-/// [`Self::reading`]): the unsafe code of the forward pass relies on that.
-pub(crate) struct CheckedCall<'a> {
+/// Call with outputs that fit together; its bias and mask are broadcast. It is made by checks alone ([`Self::new`],
+/// [`Self::writing`]): the unsafe code of both passes relies on that.
+#[derive(Debug)]
+pub struct CheckedCall<'a> {
     call: Call<'a>,
     outputs: Outputs<'a>,
-    tiling: Tiling,
+    /// Bias as it was given.
+    bias: Option<Covered<Tensor<'a>>>,
 }
 
 impl<'a> CheckedCall<'a> {
-    /// Checks a call.
+    /// Checks the inputs and options of a call. The result has no outputs.
     ///
-    /// # Panics
-    /// If shapes do not fit together. `sdpa` makes the same checks, for errors, before it makes a launch.
-    pub(crate) fn new(call: Call<'a>, outputs: Outputs<'a>, tiling: Tiling) -> Self {
-        let reading = Self::reading(call, tiling);
-        fitting(outputs.fits(&call));
-        Self { outputs, ..reading }
+    /// # Errors
+    /// The first misfit.
+    pub fn new(call: Call<'a>) -> Result<Self, Misfit> {
+        call.inputs_fit()?;
+        call.head_options_fit()?;
+        call.kv_lens_fit()?;
+        call.positions_fit()?;
+        Ok(Self { call: call.broadcast()?, outputs: Outputs::NONE, bias: call.options.bias })
     }
 
-    /// Checks a call without outputs, of which only the inputs are read.
+    /// Takes outputs, if they fit; otherwise they stay where they are.
     ///
-    /// # Panics
-    /// As [`Self::new`].
-    pub(crate) fn reading(call: Call<'a>, tiling: Tiling) -> Self {
-        fitting(call.inputs_fit());
-        fitting(call.head_options_fit());
-        fitting(call.kv_lens_fit());
-        let call = fitting(call.broadcast());
-        let fits = [tiling.head_dim, tiling.value_dim] == call.kv.dims() && tiling.holds(call.longest().1);
-        assert!(fits, "the tiling is for other sizes");
-        Self { call, outputs: Outputs::NONE, tiling }
+    /// # Errors
+    /// The first misfit.
+    pub fn writing(mut self, outputs: &mut Outputs<'a>) -> Result<Self, Misfit> {
+        outputs.fits(&self.call)?;
+        self.outputs = core::mem::replace(outputs, Outputs::NONE);
+        Ok(self)
     }
 
+    /// Sets the positions of rows among keys. Any alignment fits: it says what rows see, not where anything lies.
+    #[must_use]
+    pub fn aligned(mut self, alignment: Alignment) -> Self {
+        self.call.alignment = alignment;
+        self
+    }
+
+    /// Inputs and options.
     #[inline(always)]
-    pub(crate) fn call(&self) -> &Call<'a> {
+    pub fn call(&self) -> &Call<'a> {
         &self.call
     }
 
+    /// Inputs and options, the bias as it was given: gradients in it have its shape.
+    pub fn with_given_bias(&self) -> Call<'a> {
+        Call { options: Options { bias: self.bias, ..self.call.options }, ..self.call }
+    }
+
+    /// Outputs, if there are any.
     #[inline(always)]
-    pub(crate) fn outputs(&self) -> &Outputs<'a> {
+    pub fn outputs(&self) -> &Outputs<'a> {
         &self.outputs
     }
 
-    #[inline(always)]
-    pub(crate) fn tiling(&self) -> &Tiling {
-        &self.tiling
+    /// Takes the call apart.
+    pub fn into_parts(self) -> (Call<'a>, Outputs<'a>) {
+        (self.call, self.outputs)
     }
-}
 
-/// Returns what fits.
-///
-/// # Panics
-/// If it does not.
-pub(crate) fn fitting<T>(checked: Result<T, Misfit>) -> T {
-    checked.unwrap_or_else(|misfit| panic!("the call does not fit together: {misfit:?}"))
+    /// Asserts that tasks of a tiling hold the call's rows and key blocks.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub(crate) fn assert_held_by(&self, tiling: &Tiling) {
+        let fits = [tiling.head_dim, tiling.value_dim] == self.call.kv.dims() && tiling.holds(self.call.longest().1);
+        assert!(fits, "the tiling is for other sizes");
+    }
 }

@@ -97,6 +97,31 @@ pub(crate) trait RowMods<S>: Sync {
     fn classes(&self, block: BlockPosition) -> PanelClasses;
 }
 
+of_every_token! {
+    /// [`RowMods`] for the steps of any instruction set.
+    AllRowMods: RowMods
+}
+
+impl<A: ScoreMod, B: MaskMod, C: WeightMod> AllRowMods for Mods<A, B, C> {}
+
+/// [`Mods`] without their types, as a launch takes them: so the passes are compiled in this crate, whatever functions a
+/// caller has.
+#[derive(Clone, Copy)]
+pub struct AnyMods<'m>(pub(crate) &'m dyn AllRowMods);
+
+impl<'m> AnyMods<'m> {
+    /// Takes functions of any types.
+    pub fn of<A: ScoreMod, B: MaskMod, C: WeightMod>(mods: &'m Mods<A, B, C>) -> Self {
+        Self(mods)
+    }
+}
+
+impl core::fmt::Debug for AnyMods<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("AnyMods")
+    }
+}
+
 impl<A, B: MaskMod, C> Mods<A, B, C> {
     /// Calls `see(key)` for each key of a block of one row that the mask function keeps, if it [finds](MaskMod::next_kept)
     /// them, and returns whether it does. `see` returns the first key that is wanted after that.

@@ -2,7 +2,7 @@
 
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
 use crate::attention::blocks::queries::Queries;
-use crate::attention::blocks::task::{AttentionTask, BoundCall};
+use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::RowSet;
 use crate::attention::scratch::{Regions, Scratch};
 use crate::attention::steps::score_passes::{self, ScoreBlock};
@@ -104,11 +104,12 @@ pub(crate) unsafe fn key_weight_sums<S: Simd>(
         // SAFETY: the caller guarantees that the sums are this worker's alone.
         unsafe { *sums.at(j) = 0.0 };
     }
-    let (rows, step) = (call.rows_of(sequence), bound.checked.tiling().row_block_rows());
+    let (rows, step) = (call.rows_of(sequence), bound.tiling.row_block_rows());
     for first in (0..rows).step_by(step) {
         // Each row block is a task of its own: scratch for copied queries and states holds one task's rows, not the
         // whole head's.
-        let task = AttentionTask::reading(bound, RowSet::of(sequence, kv_head, first..rows.min(first + step)));
+        let set = RowSet::of(sequence, kv_head, first..rows.min(first + step));
+        let task = AttentionTask::reading(bound, set, Next::Nothing);
         // SAFETY: the caller guarantees that the sums are this worker's alone.
         unsafe { sums.add(&task, &mut scratch.regions(task.tiling)) }
     }

@@ -39,6 +39,10 @@ pub(crate) enum Weights {
     Finished,
 }
 
+/// Passes of rows that nothing is known of. Hidden values have weight 0, and 0 times a finite number adds nothing. The first pass
+/// assumes that all values are finite; if a hidden or visible one is not, the result shows it, and there is a second.
+pub(crate) const ASSUMED_FINITE: [NonFinite; 2] = [NonFinite::Ignored, NonFinite::Handled];
+
 /// Pass over key blocks.
 pub(crate) struct Pass {
     pub(crate) weights: Weights,
@@ -51,31 +55,26 @@ pub(crate) struct Pass {
 }
 
 impl<S: Simd> AttentionTask<'_, S> {
-    /// Computes the task's rows and writes them.
-    pub(crate) fn run(&self, scratch: &mut Scratch) {
+    /// Computes the task's rows and writes them, in one pass after the other until what was accumulated is finite, or non-finite
+    /// values were handled.
+    pub(crate) fn run(&self, passes: &[NonFinite], scratch: &mut Scratch) {
         if self.set.rows.start == 0 {
             score_outputs::fill_rows_beyond(self);
         }
         if self.set.rows.is_empty() {
             return;
         }
-        // Hidden values have weight 0, and 0 times a finite number adds nothing. Assume that all values are finite; if a
-        // hidden or visible one is not, the result shows it, and the task is done again with `NonFinite::Handled`.
-        self.run_passes(&[NonFinite::Ignored, NonFinite::Handled], scratch);
-    }
-
-    /// Computes the task's rows, of which there are some, and writes them, in one pass after the other until what was
-    /// accumulated is finite, or non-finite values were handled.
-    pub(crate) fn run_passes(&self, passes: &[NonFinite], scratch: &mut Scratch) {
         let regions = &mut scratch.regions(self.tiling);
         let queries = Queries::of(self, regions);
         for &nonfinite in passes {
-            let ended = self.accumulate(queries, nonfinite, self.blocks().next_back(), self.blocks(), regions);
+            let last = self.blocks().next_back();
+            let pass = Pass { weights: Weights::Running, nonfinite, last, fresh: self.begin(regions) };
+            let ended = self.accumulate(queries, pass, self.blocks(), regions);
             if self.given.weight {
                 regions.rescale_prev.fill(1.0);
                 regions.rescale_block.fill(1.0);
                 let pass = Pass { weights: Weights::Finished, nonfinite, last: None, fresh: false };
-                self.accumulate_more(queries, pass, self.blocks(), regions);
+                self.accumulate(queries, pass, self.blocks(), regions);
             }
             if self.finish(nonfinite, ended, regions) {
                 break;
@@ -84,16 +83,9 @@ impl<S: Simd> AttentionTask<'_, S> {
         score_outputs::finish_scores(self, regions);
     }
 
-    /// Accumulates the given key blocks, some of [`Self::blocks`], in one pass. Row blocks that end with block `last`
-    /// are written with it, where tiles can do that; returns which.
-    pub(crate) fn accumulate(
-        &self,
-        queries: Queries<'_>,
-        nonfinite: NonFinite,
-        last: Option<usize>,
-        blocks: impl Iterator<Item = usize>,
-        regions: &mut Regions<'_>,
-    ) -> EndedRowBlocks {
+    /// Clears what the regions hold of other rows, or loads what was accumulated of these in earlier calls. Returns true if the
+    /// first block is to write the outputs, which are not cleared then.
+    fn begin(&self, regions: &mut Regions<'_>) -> bool {
         let (rows, width) = (0..self.set.rows.len(), self.tiling.width());
         let seen = self.outputs.state.as_ref().map_or(Seen::Nothing, |state| state.seen);
         let fresh = seen == Seen::Nothing && !self.given.weight;
@@ -103,11 +95,12 @@ impl<S: Simd> AttentionTask<'_, S> {
             regions.clear_outputs(rows, width);
         }
         StateTransfer::Load.run(self, regions);
-        self.accumulate_more(queries, Pass { weights: Weights::Running, nonfinite, last, fresh }, blocks, regions)
+        fresh
     }
 
-    /// Accumulates the given key blocks into what the regions hold of earlier ones.
-    pub(crate) fn accumulate_more(
+    /// Accumulates the given key blocks, some of [`Self::blocks`], in one pass, into what the regions hold of earlier ones. Row
+    /// blocks that end with the pass's last block are written with it, where tiles can do that; returns which.
+    pub(crate) fn accumulate(
         &self,
         queries: Queries<'_>,
         Pass { weights, nonfinite, last, mut fresh }: Pass,
@@ -163,14 +156,15 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// not finite stays so until the rows are finished; else by itself.
     pub(crate) fn accumulate_block(&self, first: usize, in_order: bool, regions: &mut Regions<'_>) {
         let (queries, block) = (Queries::of(self, regions), core::iter::once(first));
+        let running = |nonfinite, fresh| Pass { weights: Weights::Running, nonfinite, last: None, fresh };
         if in_order {
-            let pass = Pass { weights: Weights::Running, nonfinite: NonFinite::Ignored, last: None, fresh: false };
-            self.accumulate_more(queries, pass, block, regions);
+            self.accumulate(queries, running(NonFinite::Ignored, false), block, regions);
             return;
         }
-        // As in `run`: once more, with non-finite values handled, if anything is not finite.
-        for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
-            self.accumulate(queries, nonfinite, None, block.clone(), regions);
+        // Once more, with non-finite values handled, if anything is not finite.
+        for nonfinite in ASSUMED_FINITE {
+            let pass = running(nonfinite, self.begin(regions));
+            self.accumulate(queries, pass, block.clone(), regions);
             if self.accumulated_is_finite(regions) {
                 break;
             }

@@ -1,12 +1,17 @@
 //! What split-KV of a call would accumulate and read, for plans; and which key blocks its sequences see.
 
 use crate::attention::call::visibility::least_and_most;
-use crate::attention::call::{Call, Sequence};
-use crate::attention::schedule::partials::Partials;
-use crate::attention::schedule::split_sequences::part_floats;
+use crate::attention::call::{Call, Sequence, SplitSequence};
+use crate::attention::schedule::split_sequences::{SplitSequences, part_floats};
 use crate::simd::LANES;
+use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
+
+/// Partial results are few if they take at most 1/`SHARE` of the bytes of the keys and values that are read, counted as `f32`, and
+/// never if they take more than [`MOST`] bytes.
+const SHARE: usize = 16;
+const MOST: usize = 1 << 30;
 
 /// Amount of data that the units of a call accumulate under split-KV, and of keys that they read for it. Each number is
 /// `usize::MAX` if it overflows.
@@ -19,30 +24,68 @@ pub struct Accumulation {
     /// Number of floats accumulated if one worker does all of it: the blocks of a head that have value panels then have one
     /// part together.
     pub floats_of_one: usize,
-    /// Number of keys read, counted once for each key/value head.
-    pub keys: usize,
+    /// Number of floats of the keys and values that are read, counted once for each key/value head.
+    read: usize,
     /// Number of sequences.
     pub sequences: usize,
 }
 
 impl Accumulation {
+    /// Returns what the sequences that are split accumulate.
+    pub(crate) fn of(call: &Call<'_>, entries: impl Iterator<Item = SplitSequence>) -> Self {
+        entries.map(|entry| Self::of_sequence(call, &entry)).fold(Self::default(), Self::plus)
+    }
+
+    /// Returns what a sequence that has rows accumulates.
+    fn of_sequence(call: &Call<'_>, entry: &SplitSequence) -> Self {
+        let (heads, [head_dim, value_dim]) = (call.kv.kv_heads(), call.kv.dims());
+        let (units, keys) = (heads.saturating_mul(entry.blocks), call.visible_keys(entry.sequence).len());
+        let part = part_floats(entry.rows, value_dim.next_multiple_of(LANES));
+        let parts_of_one = if call.kv.has_value_panels() { units.min(heads) } else { units };
+        Self {
+            units,
+            floats: units.saturating_mul(part),
+            floats_of_one: parts_of_one.saturating_mul(part),
+            read: heads.saturating_mul(keys).saturating_mul(head_dim + value_dim),
+            sequences: 1,
+        }
+    }
+
+    /// Returns true if there are units, and the parts of all, one for each, take few bytes: at most `few`, or a small share of what
+    /// is read.
+    pub fn is_few(&self, few: usize) -> bool {
+        let [parts, read] = [self.floats, self.read].map(|floats| floats.saturating_mul(size_of::<f32>()));
+        self.units > 0 && parts <= few.max(read / SHARE).min(MOST)
+    }
+
+    /// Returns what is accumulated if blocks are not merged: each has a part.
+    #[must_use]
+    pub fn apart(self) -> Self {
+        Self { floats_of_one: self.floats, ..self }
+    }
+
     /// Returns the sum of two amounts.
     fn plus(self, more: Self) -> Self {
         Self {
             units: self.units.saturating_add(more.units),
             floats: self.floats.saturating_add(more.floats),
             floats_of_one: self.floats_of_one.saturating_add(more.floats_of_one),
-            keys: self.keys.saturating_add(more.keys),
+            read: self.read.saturating_add(more.read),
             sequences: self.sequences + more.sequences,
         }
     }
 
-    /// Bytes that new [`Partials`] hold for it, if it is handed out in `runs` runs to be merged: an upper bound if values lie in
+    /// Bytes that new partial results hold for it, if it is handed out in `runs` runs to be merged: an upper bound if values lie in
     /// panels and there are several runs and sequences, otherwise exact. `usize::MAX` if the number overflows.
     pub fn bytes(&self, runs: usize) -> usize {
         let floats = if runs > 1 { self.floats } else { self.floats_of_one };
-        Partials::bytes_for(floats, self.sequences)
+        AlignedBuf::bytes_for(with_room(floats)).saturating_add(SplitSequences::bytes_for(self.sequences))
     }
+}
+
+/// Number of floats to reserve for `floats`: half as many again, if there is memory, because sequences grow.
+pub(crate) const fn with_room(floats: usize) -> usize {
+    floats.saturating_add(floats / 2)
 }
 
 impl Call<'_> {
@@ -51,7 +94,7 @@ impl Call<'_> {
     /// visible to some row of its sequence.
     pub fn accumulation(&self, most_rows: usize) -> Accumulation {
         let sequences = self.split_sequences(most_rows);
-        sequences.map(|sequence| self.accumulation_of(sequence)).fold(Accumulation::default(), Accumulation::plus)
+        Accumulation::of(self, sequences.map(|sequence| SplitSequence::new(self, sequence)))
     }
 
     /// Returns the sequences that have rows, at most `most_rows` of which share a key/value head.
@@ -62,21 +105,6 @@ impl Call<'_> {
     /// Returns true if at most `most_rows` rows of a sequence share a key/value head.
     pub(crate) fn is_split(&self, sequence: usize, most_rows: usize) -> bool {
         self.rows_of(sequence) <= most_rows
-    }
-
-    /// Returns what a sequence that has rows accumulates if it is split.
-    fn accumulation_of(&self, sequence: usize) -> Accumulation {
-        let (rows, heads, [_, value_dim]) = (self.rows_of(sequence), self.kv.kv_heads(), self.kv.dims());
-        let units = heads.saturating_mul(self.visible_blocks(sequence).len());
-        let part = part_floats(rows, value_dim.next_multiple_of(LANES));
-        let parts_of_one = if self.kv.has_value_panels() { units.min(heads) } else { units };
-        Accumulation {
-            units,
-            floats: units.saturating_mul(part),
-            floats_of_one: parts_of_one.saturating_mul(part),
-            keys: heads.saturating_mul(self.visible_keys(sequence).len()),
-            sequences: 1,
-        }
     }
 
     /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.

@@ -1,8 +1,8 @@
 //! States of query rows over each key block by itself, kept until the state over earlier keys is there to fold them into:
 //! split-KV whose blocks lie on several machines.
 
+use crate::attention::call::Sequence;
 use crate::attention::call::checked::CheckedCall;
-use crate::attention::call::{Call, Sequence};
 use crate::attention::schedule::launch::Launch;
 use crate::attention::schedule::merge::merge_states;
 use crate::attention::schedule::partials::Partials;
@@ -42,9 +42,8 @@ impl BlockStates {
     /// there are no states.
     ///
     /// # Panics
-    /// If q, k, v and options do not fit together, or more rows share a key/value head than a task of the tiling has.
-    pub fn launch<'a>(&'a mut self, call: Call<'a>, tiling: Tiling, runs: usize) -> Option<Launch<'a>> {
-        let checked = CheckedCall::reading(call, tiling);
+    /// If the tiling is for other sizes, or more rows share a key/value head than a task of it has.
+    pub fn launch<'a>(&'a mut self, checked: CheckedCall<'a>, tiling: Tiling, runs: usize) -> Option<Launch<'a>> {
         let (call, [batch, heads, rows, _]) = (checked.call(), checked.call().q.shape());
         self.shape = [0; 4];
         self.sequences.clear();
@@ -52,9 +51,13 @@ impl BlockStates {
         self.sequences.extend((0..call.sequence_count()).map(|sequence| call.sequence(sequence)));
         self.kv_heads = call.kv.kv_heads();
         let most_rows = (0..call.sequence_count()).map(|sequence| call.rows_of(sequence)).max().unwrap_or(0);
-        let (schedule, parts) = self.partials.split(call, &tiling, SplitRows { most_rows, runs, then: Then::Apart })?;
+        let split = SplitRows { most_rows, runs, few_bytes: None, then: Then::Apart };
+        let launch = Launch::new(checked, tiling, Some(split), &mut self.partials);
+        if !launch.is_split() {
+            return None;
+        }
         self.shape = [batch, heads, rows, tiling.width()];
-        Some(Launch::of_blocks(checked, schedule, parts))
+        Some(launch)
     }
 
     /// Folds the states of all blocks, in the order of their keys, into states over earlier keys: maxima, sums, `[batch, heads,

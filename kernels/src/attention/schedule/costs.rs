@@ -1,5 +1,6 @@
 //! Cost of each piece of a call's work, for plans.
 
+use crate::attention::call::outputs::Outputs;
 use crate::attention::call::{Call, RowSet};
 use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences};
 use crate::attention::schedule::units::{Merge, Unit, Units};
@@ -27,7 +28,8 @@ impl Call<'_> {
     /// Complexity: query rows, and units.
     pub fn costs(&self, tiling: &Tiling, split: Option<SplitRows>) -> Costs {
         let mut entries = SplitSequences::new();
-        let schedule = Schedule::new(self, tiling, split, &mut entries);
+        let units = split.and_then(|split| Units::of(self, split, &mut entries));
+        let schedule = Schedule::new(self, &Outputs::NONE, tiling, units);
         let accumulated = (0..schedule.len()).map(|number| match schedule.work(self, number) {
             Work::Rows(rows) => self.cost_of_rows(&rows),
             Work::Blocks(run) => {
@@ -45,10 +47,9 @@ impl Call<'_> {
 
     /// Returns the number of keys, counted once for each key/value head, that split-KV does not read again, because other
     /// sequences have them in the same memory.
-    pub fn shared_keys(&self, tiling: &Tiling, split: SplitRows) -> usize {
+    pub fn shared_keys(&self, split: SplitRows) -> usize {
         let mut entries = SplitSequences::new();
-        let shared =
-            Schedule::new(self, tiling, Some(split), &mut entries).units.map_or(0, |units| units.shared_blocks());
+        let shared = Units::of(self, split, &mut entries).map_or(0, |units| units.shared_blocks());
         shared.saturating_mul(KEY_BLOCK).saturating_mul(self.kv.kv_heads())
     }
 

@@ -41,7 +41,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     /// The parts were made for this call.
     pub(crate) unsafe fn new(bound: BoundCall<'w, S>, parts: &'w Parts<'w>) -> Self {
         let alike = are_alike(bound.checked.call(), bound.mods.given());
-        let most_together = if alike { bound.checked.tiling().shared_rows() } else { 0 };
+        let most_together = if alike { bound.tiling.shared_rows() } else { 0 };
         Self { bound, parts, slots: QuerySlots::NONE, most_together }
     }
 
@@ -50,7 +50,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     /// # Safety
     /// The run is this worker's alone.
     pub(crate) unsafe fn run(&mut self, run: Range<usize>, stop: &Stop<'_>, scratch: &mut Scratch) {
-        let regions = &mut scratch.regions(self.bound.checked.tiling());
+        let regions = &mut scratch.regions(self.bound.tiling);
         let mut units = run.map(|number| self.parts.units.at(number)).peekable();
         while let Some(unit) = units.next() {
             if stop.leaves() {
@@ -109,14 +109,14 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     /// # Safety
     /// The entries, the first of which is the unit's, share its block, and their parts are this worker's alone.
     unsafe fn accumulate_rows(&mut self, Step { unit, next }: Step, entries: Range<usize>, mut regions: Regions<'_>) {
-        let (parts, tiling) = (self.parts, self.bound.checked.tiling());
+        let (parts, tiling) = (self.parts, self.bound.tiling);
         let (first, in_order) = (parts.units.first_key(unit), parts.units.entry(unit.entry).in_order);
-        let next = self.followed_by(unit, next);
+        let next = self.after(unit, next);
         let set = parts.units.rows_of(entries.clone(), unit.head);
         let floats = set.rows.len() * tiling.query_floats();
         let slot = Slot { heads: parts.units.heads, floats, head: unit.head };
         self.slots.choose_slot(entries.clone(), slot, &mut regions);
-        let task = AttentionTask::reading(self.bound, set).followed_by(next);
+        let task = AttentionTask::reading(self.bound, set, next);
         if !task.holds(first) {
             // Between first keys and a window. What is accumulated in order stays as it is.
             let clear = if in_order { 0..0 } else { entries };
@@ -140,7 +140,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     }
 
     /// Returns the work of a unit that another one follows in its run.
-    fn followed_by(&self, unit: Unit, next: Option<Unit>) -> Next<'w> {
+    fn after(&self, unit: Unit, next: Option<Unit>) -> Next<'w> {
         let units = &self.parts.units;
         let at = self.parts.address_of(unit).cast();
         // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.

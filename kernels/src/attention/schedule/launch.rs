@@ -3,10 +3,10 @@
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::Call;
 use crate::attention::call::checked::CheckedCall;
-use crate::attention::call::mods::{MaskMod, Mods, ScoreMod, WeightMod};
 use crate::attention::call::outputs::{Outputs, POINTS, Point};
-use crate::attention::call::row_mods::RowMods;
+use crate::attention::call::row_mods::{AnyMods, RowMods};
 use crate::attention::forward::key_weight_sums;
+use crate::attention::forward::mainloop::ASSUMED_FINITE;
 use crate::attention::forward::short::ShortCall;
 use crate::attention::schedule::key_blocks::BlockWorker;
 use crate::attention::schedule::partials::{Partials, Parts};
@@ -20,9 +20,10 @@ use crate::tensor::element::Dtype;
 use crate::work_queue::{Queue, Stop};
 use core::ops::Range;
 
-/// Call with its outputs, tiling and schedule: a queue of work that workers take until it is empty.
+/// Checked call with its tiling and schedule: a queue of work that workers take until it is empty.
 pub struct Launch<'a> {
     checked: CheckedCall<'a>,
+    tiling: Tiling,
     schedule: Schedule<'a>,
     queue: Queue,
     /// Parts of the units of the schedule, if it has any.
@@ -47,45 +48,26 @@ fn is_near(call: &Call<'_>, outputs: &Outputs<'_>) -> bool {
 }
 
 impl<'a> Launch<'a> {
-    /// Binds a call to its outputs.
+    /// Lists the work of a call. If `split` says so, the key blocks, not the rows, of sequences with few rows are shared out
+    /// (split-KV): `partials` is memory for what blocks accumulate. If it cannot grow to the size needed, rows are shared out.
     ///
     /// # Panics
-    /// If shapes do not fit together. `sdpa` makes the same checks, for errors, before it makes a launch.
-    pub fn new(call: Call<'a>, outputs: Outputs<'a>, tiling: Tiling) -> Self {
-        let near = is_near(&call, &outputs);
-        let checked = CheckedCall::new(call, outputs, tiling);
-        let schedule = Schedule::by_rows(checked.call(), checked.tiling());
-        Self { schedule, queue: Queue::new(0), parts: None, stop: Stop::when(None), near, checked }.queued()
+    /// If the tiling is for other sizes; if sequences of more rows than a task's are split, or there are outputs that need every
+    /// row whole: scores or a state.
+    pub fn new(checked: CheckedCall<'a>, tiling: Tiling, split: Option<SplitRows>, partials: &'a mut Partials) -> Self {
+        checked.assert_held_by(&tiling);
+        let (call, outputs) = (checked.call(), checked.outputs());
+        let whole = outputs.state.is_some() || outputs.wants_all_keys();
+        assert!(split.is_none() || !whole, "such outputs need every row whole");
+        let parts = split.and_then(|split| partials.split(call, &tiling, split));
+        let schedule = Schedule::new(call, outputs, &tiling, parts.as_ref().map(|parts| parts.units));
+        let (queue, near) = (Queue::new(schedule.len()), is_near(call, outputs));
+        Self { checked, tiling, schedule, queue, parts, stop: Stop::when(None), near }
     }
 
-    /// Returns a launch that computes key blocks alone, into parts that are kept.
-    pub(crate) fn of_blocks(checked: CheckedCall<'a>, schedule: Schedule<'a>, parts: Parts<'a>) -> Self {
-        let queue = Queue::new(schedule.len());
-        Self { checked, schedule, queue, parts: Some(parts), stop: Stop::when(None), near: false }
-    }
-
-    /// Shares out the key blocks, not the rows, of sequences with few rows (split-KV): `partials` is memory for what
-    /// blocks accumulate. If it cannot grow to the size needed, rows are shared out as before.
-    ///
-    /// # Panics
-    /// If sequences of more rows than a task's are split, or there are outputs that need every row whole: scores or a state.
-    #[must_use]
-    pub fn split(self, partials: &'a mut Partials, rows: SplitRows) -> Self {
-        let (call, outputs) = (self.checked.call(), self.checked.outputs());
-        assert!(outputs.state.is_none() && !outputs.wants_all_keys(), "such outputs need every row whole");
-        match partials.split(call, self.checked.tiling(), rows) {
-            Some((schedule, parts)) => Self { schedule, parts: Some(parts), ..self }.queued(),
-            None => self,
-        }
-    }
-
-    /// Queues the work of the schedule, and key weight sums if these are wanted.
-    fn queued(self) -> Self {
-        let (call, outputs) = (self.checked.call(), self.checked.outputs());
-        let sums = outputs.key_weight_sums.is_some() && !call.key_weight_sums_shape().contains(&0);
-        let schedule = if outputs.wants_all_keys() { self.schedule.with_all_sequences(call) } else { self.schedule };
-        let schedule = if sums { schedule.with_key_weight_sums(call) } else { schedule };
-        Self { schedule, queue: Queue::new(schedule.len()), ..self }
+    /// Returns true if there are key blocks to share out.
+    pub(crate) fn is_split(&self) -> bool {
+        self.parts.is_some()
     }
 
     /// Sets a function that is asked before each task, and under split-KV before each key block: if it returns true, the
@@ -108,9 +90,11 @@ impl<'a> Launch<'a> {
     /// Takes tasks and runs them until none is left. Any number of workers may call this at once, each with its own
     /// scratch; when all calls have returned, the outputs are complete, unless
     /// the launch [was stopped](Self::is_stopped): then tasks that were begun are done, and the rows of others are untouched.
-    pub fn work<A: ScoreMod, B: MaskMod, C: WeightMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
-        assert!(self.parts.is_none() || !mods.weight.is_given(), "a weight function needs every row whole");
-        dispatch!(isa, |s| s.work(self, scratch, mods));
+    ///
+    /// # Panics
+    /// If key blocks are shared out and there is a weight function, which needs every row whole.
+    pub fn work(&self, isa: Isa, scratch: &mut Scratch, mods: AnyMods<'_>) {
+        dispatch!(isa, |s| self.work_on(s, scratch, mods.0));
     }
 
     /// Returns how many short tasks are taken together. Taking is an atomic operation, which waits for all that was
@@ -126,8 +110,9 @@ impl<'a> Launch<'a> {
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Simd>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
-        let Self { checked, schedule, queue, parts, stop, near } = self;
-        let bound = BoundCall::new(s, mods, checked);
+        let Self { checked, tiling, schedule, queue, parts, stop, near } = self;
+        assert!(parts.is_none() || !mods.given().weight, "a weight function needs every row whole");
+        let bound = BoundCall::new(s, mods, checked, tiling);
         let short = ShortCall::of(bound);
         let most = if short.as_ref().is_some_and(|call| call.all_short) { self.short_run() } else { 1 };
         // SAFETY: the parts were made for this call.
@@ -152,9 +137,9 @@ impl<'a> Launch<'a> {
                     };
                     // SAFETY: every number is taken once and no two tasks share a row, so the task's part of the outputs
                     // is this worker's.
-                    let task = unsafe { AttentionTask::new(bound, rows) }.followed_by(next);
+                    let task = unsafe { AttentionTask::new(bound, rows, next) };
                     if !short.as_ref().is_some_and(|short| short.run(&task, scratch)) {
-                        task.run(scratch);
+                        task.run(&ASSUMED_FINITE, scratch);
                     }
                 }
                 Work::Blocks(units) => {
@@ -176,31 +161,12 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// Work of a launch, compiled in this crate for each instruction set: the fused pass is no part of the crate that calls
-/// it, whatever functions it calls it with.
-trait Worker: Simd {
-    /// Calls [`Launch::work_on`].
-    fn work(self, launch: &Launch<'_>, scratch: &mut Scratch, mods: &dyn RowMods<Self>);
-}
-
-macro_rules! worker {
-    ($token:ty) => {
-        impl Worker for $token {
-            fn work(self, launch: &Launch<'_>, scratch: &mut Scratch, mods: &dyn RowMods<Self>) {
-                launch.work_on(self, scratch, mods);
-            }
-        }
-    };
-}
-
-for_each_token!(worker);
-
 impl core::fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let written = POINTS.iter().filter(|&&point: &&Point| self.checked.outputs().point(point).is_some());
         f.debug_struct("Launch")
             .field("call", self.checked.call())
-            .field("tiling", self.checked.tiling())
+            .field("tiling", &self.tiling)
             .field("tasks", &self.schedule.tasks())
             .field("runs", &self.schedule.runs())
             .field("points", &written.collect::<Vec<_>>())

@@ -1,9 +1,9 @@
 //! Partial results of split-KV: memory for what key blocks accumulate until it is merged.
 
 use crate::attention::call::{Call, SplitSequence};
+use crate::attention::schedule::accumulation::with_room;
 use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences, Then, merges_of, part_floats};
 use crate::attention::schedule::units::{Unit, Units};
-use crate::attention::schedule::work::Schedule;
 use crate::attention::scratch::Tiling;
 use crate::simd::LANES;
 use crate::simd::aligned::{AlignedBuf, SharedFloats};
@@ -38,12 +38,6 @@ impl Partials {
         self.buffer.bytes() + self.entries.bytes()
     }
 
-    /// Number of bytes that new memory holds for the parts of `sequences` sequences, `floats` floats in all; `usize::MAX` on
-    /// overflow.
-    pub(crate) const fn bytes_for(floats: usize, sequences: usize) -> usize {
-        AlignedBuf::bytes_for(with_room(floats)).saturating_add(SplitSequences::bytes_for(sequences))
-    }
-
     /// Returns the sequences of the last call that were split.
     pub(crate) fn entries(&self) -> &[SplitSequence] {
         self.entries.list().split_last().map_or(&[], |(_end, entries)| entries)
@@ -61,8 +55,8 @@ impl Partials {
         })
     }
 
-    /// Lists the work of a call whose sequences with few rows are split, and reserves memory for their parts. `None` if there is
-    /// no memory.
+    /// Lists the key blocks of a call's sequences with few rows, and reserves memory for their parts. `None` if there is no
+    /// memory.
     ///
     /// # Panics
     /// If sequences of more rows than a task's are split.
@@ -71,20 +65,14 @@ impl Partials {
         call: &Call<'_>,
         tiling: &Tiling,
         split_rows: SplitRows,
-    ) -> Option<(Schedule<'a>, Parts<'a>)> {
+    ) -> Option<Parts<'a>> {
         assert!(split_rows.most_rows <= tiling.task_rows, "the rows of a head are no task");
         let Self { buffer, entries } = self;
-        let schedule = Schedule::new(call, tiling, Some(split_rows), entries);
-        let units = schedule.units?;
+        let units = Units::of(call, split_rows, entries)?;
         let floats = units.floats();
         let there = buffer.holds(floats) || buffer.try_reserve(with_room(floats)) || buffer.try_reserve(floats);
-        there.then(|| (schedule, Parts::new(units, tiling.width(), buffer.floats_mut(), split_rows.then)))
+        there.then(|| Parts::new(units, tiling.width(), buffer.floats_mut(), split_rows.then))
     }
-}
-
-/// Number of floats to reserve for `floats`: half as many again, if there is memory, because sequences grow.
-const fn with_room(floats: usize) -> usize {
-    floats.saturating_add(floats / 2)
 }
 
 /// Parts: what the units of a call accumulate, each written by one worker, then merged.

@@ -10,9 +10,8 @@
 //! of their keys, on whichever workers they were computed: the result is bit for bit that of one pass. It begins when all
 //! units are accumulated, on the workers that are awake by then: waking the others a second time took longer than merging.
 
-use crate::attention::blocks::task::{AttentionTask, BoundCall};
+use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::forward::epilogue::EndedRowBlocks;
-use crate::attention::forward::score_outputs;
 use crate::attention::schedule::partials::Parts;
 use crate::attention::schedule::units::{Merge, Unit};
 use crate::attention::scratch::{Regions, Scratch};
@@ -29,12 +28,6 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// The parts were made for this call, the task is one of their merges, at this entry, all units are accumulated, and no
     /// other worker does this merge.
     unsafe fn merge_parts(&self, parts: &Parts<'_>, entry: usize, scratch: &mut Scratch) {
-        if self.set.rows.start == 0 {
-            score_outputs::fill_rows_beyond(self);
-        }
-        if self.set.rows.is_empty() {
-            return;
-        }
         let mut regions = scratch.regions(self.tiling);
         if !parts.units.entry(entry).in_order {
             // SAFETY: same contract.
@@ -46,7 +39,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         let merged = &mut Regions { max, sum, out, ..regions };
         if !self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, merged) {
             // From the first block on, with non-finite values handled.
-            self.run_passes(&[NonFinite::Handled], scratch);
+            self.run(&[NonFinite::Handled], scratch);
         }
     }
 
@@ -107,6 +100,6 @@ pub(crate) unsafe fn merge<S: Simd>(
     while let Some(number) = parts.merges.take_unless(stop) {
         let Some(Merge { entry, rows }) = parts.units.merge(number) else { continue };
         // SAFETY: each merge is taken once, so its rows, of the outputs and of its units' parts, are this worker's.
-        unsafe { AttentionTask::new(bound, rows).merge_parts(parts, entry, scratch) }
+        unsafe { AttentionTask::new(bound, rows, Next::Nothing).merge_parts(parts, entry, scratch) }
     }
 }

@@ -14,6 +14,9 @@ pub struct SplitRows {
     pub most_rows: usize,
     /// Number of runs that the units are handed out in, about.
     pub runs: usize,
+    /// Bytes of partial results that are always few enough: with more than these and than a small share of what is read, nothing
+    /// is split. `None`: any number of bytes is.
+    pub few_bytes: Option<usize>,
     /// What follows when all units are accumulated.
     pub then: Then,
 }
@@ -73,7 +76,7 @@ impl SplitSequence {
     };
 
     /// Creates the entry of a sequence that comes first and shares nothing.
-    fn new(call: &Call<'_>, sequence: usize) -> Self {
+    pub(crate) fn new(call: &Call<'_>, sequence: usize) -> Self {
         let (rows, visible) = (call.rows_of(sequence), call.visible_blocks(sequence));
         Self { sequence, rows, first_block: visible.start, blocks: visible.len(), ..Self::END }
     }
@@ -116,7 +119,7 @@ impl SplitSequences {
     ///
     /// Complexity: n log n comparisons of sequences, each as long as their common prefix in key blocks.
     pub(crate) fn try_fill(&mut self, call: &Call<'_>, split_rows: SplitRows) -> Option<usize> {
-        let SplitRows { most_rows, runs, then } = split_rows;
+        let SplitRows { most_rows, runs, then, .. } = split_rows;
         self.list.clear();
         let sequences = || call.split_sequences(most_rows);
         // Exact: `Self::bytes_for` says how much is held.

@@ -1,9 +1,11 @@
 //! Units of split-KV: key blocks of a call, numbered in the order in which their memory lies, and the runs in which they are
 //! handed out. Blocks that several sequences share, a common prefix, are numbered once.
 
-use crate::attention::call::{RowSet, SplitSequence};
-use crate::attention::schedule::split_sequences::{MERGED_ROWS, Runs, SplitSequences, merges_of, part_floats};
-use crate::kv::source::KeyValues;
+use crate::attention::call::{Call, RowSet, SplitSequence};
+use crate::attention::schedule::accumulation::Accumulation;
+use crate::attention::schedule::split_sequences::{
+    MERGED_ROWS, Runs, SplitRows, SplitSequences, merges_of, part_floats,
+};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
@@ -38,11 +40,15 @@ pub(crate) struct Unit {
 }
 
 impl<'a> Units<'a> {
-    /// Returns the units of entries of at most `most_rows` rows.
-    pub(crate) fn new(kv: &KeyValues<'_>, entries: &'a SplitSequences, most_rows: usize) -> Self {
-        let order = if kv.has_heads_inside() { Order::Blocks } else { Order::Heads };
-        let (heads, runs) = (kv.kv_heads(), entries.runs());
-        Self { heads, runs, most_rows, entries: entries.list(), order }
+    /// Returns the units of the sequences of a call that are split. They are listed in `entries`, which grows as needed and is
+    /// kept. `None` if there is no memory for that, or if partial results are not few.
+    pub(crate) fn of(call: &Call<'_>, split: SplitRows, entries: &'a mut SplitSequences) -> Option<Self> {
+        entries.try_fill(call, split)?;
+        let order = if call.kv.has_heads_inside() { Order::Blocks } else { Order::Heads };
+        let (heads, runs) = (call.kv.kv_heads(), entries.runs());
+        let units = Self { heads, runs, most_rows: split.most_rows, entries: entries.list(), order };
+        let work = Accumulation::of(call, (0..units.entries()).map(|entry| *units.entry(entry)));
+        split.few_bytes.is_none_or(|few| work.is_few(few)).then_some(units)
     }
 
     /// Number of floats of all parts.

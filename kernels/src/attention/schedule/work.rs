@@ -1,8 +1,8 @@
 //! Schedule of a call: the list of all its work, in the order in which workers take it from one queue. A worker, an explanation
 //! and a balance read the same list.
 
+use crate::attention::call::outputs::Outputs;
 use crate::attention::call::{Call, RowSet};
-use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences};
 use crate::attention::schedule::units::Units;
 use crate::attention::scratch::Tiling;
 use core::ops::Range;
@@ -45,46 +45,17 @@ enum Listed {
 }
 
 impl<'a> Schedule<'a> {
-    /// Lists the work of a call, cut by rows, without key weight sums.
-    pub(crate) fn by_rows(call: &Call<'_>, tiling: &Tiling) -> Self {
-        Self::with_units(call, tiling, None)
-    }
-
-    /// Lists the work of a call without key weight sums. If `split` says so, the sequences with few rows are cut by key blocks,
-    /// not by rows; they are listed in `entries`, which grows as needed and is kept. If there is no memory for that, all
-    /// sequences are cut by rows.
-    pub(crate) fn new(
-        call: &Call<'_>,
-        tiling: &Tiling,
-        split: Option<SplitRows>,
-        entries: &'a mut SplitSequences,
-    ) -> Self {
-        let split = split.filter(|&split| entries.try_fill(call, split).is_some());
-        let units = split.map(|split| Units::new(&call.kv, entries, split.most_rows));
-        Self::with_units(call, tiling, units)
-    }
-
-    /// Lists these units, and the rows of the sequences that have none.
-    fn with_units(call: &Call<'_>, tiling: &Tiling, units: Option<Units<'a>>) -> Self {
-        Self { task_rows: tiling.task_rows, task_count: 0, units, listed: Listed::WithRows, sums: 0 }.counted(call)
-    }
-
-    /// Lists sequences without rows too, for score outputs.
-    pub(crate) fn with_all_sequences(self, call: &Call<'_>) -> Self {
-        Self { listed: Listed::All, ..self }.counted(call)
-    }
-
-    /// Counts the tasks.
-    fn counted(self, call: &Call<'_>) -> Self {
-        let kv_heads = call.kv.kv_heads();
-        let heads = if call.options.ragged.is_some() { kv_heads } else { call.sequence_count() * kv_heads };
-        let any = heads > 0 && (0..call.sequence_count()).any(|sequence| !self.is_split(call, sequence));
-        Self { task_count: if any { heads * self.per_head(call) } else { 0 }, ..self }
-    }
-
-    /// Adds the key weight sums of a call to the list.
-    pub(crate) fn with_key_weight_sums(self, call: &Call<'_>) -> Self {
-        Self { sums: call.sequence_count() * call.kv.kv_heads(), ..self }
+    /// Lists the work of a call: the units, if there are any, the rows of sequences that have none, and the key weight sums that
+    /// are wanted. Sequences without rows are listed too, for score outputs.
+    pub(crate) fn new(call: &Call<'_>, outputs: &Outputs<'_>, tiling: &Tiling, units: Option<Units<'a>>) -> Self {
+        let (kv_heads, sequences) = (call.kv.kv_heads(), call.sequence_count());
+        let listed = if outputs.wants_all_keys() { Listed::All } else { Listed::WithRows };
+        let wanted = outputs.key_weight_sums.is_some() && !call.key_weight_sums_shape().contains(&0);
+        let sums = if wanted { sequences * kv_heads } else { 0 };
+        let schedule = Self { task_rows: tiling.task_rows, task_count: 0, units, listed, sums };
+        let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
+        let any = heads > 0 && (0..sequences).any(|sequence| !schedule.is_split(call, sequence));
+        Self { task_count: if any { heads * schedule.per_head(call) } else { 0 }, ..schedule }
     }
 
     /// Number of pieces of work.

@@ -5,6 +5,7 @@ use crate::kv::source::KeyValues;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::Precision;
 use crate::tensor::view::View;
+use crate::tensor::view_mut::ViewMut;
 
 /// Calls `f` with a call of ragged sequences of some rows and no keys, with `group` query heads for each of two key/value heads.
 fn with_ragged(lens: &[usize], group: usize, f: impl FnOnce(&Call<'_>)) {
@@ -51,10 +52,12 @@ fn tasks_have_each_row_once_and_follow_the_rows() {
         let what = format!("{lens:?} rows, {group} heads, tasks of {task_rows}");
         with_ragged(&lens, group, |call| {
             let tiling = Tiling::new(16, 16, task_rows, 1);
-            let schedule = Schedule::by_rows(call, &tiling);
-            for schedule in [schedule, schedule.with_all_sequences(call)] {
+            let weights = || ViewMut::bhld(&mut [], [0, 0, 0, 0]).unwrap();
+            let schedules =
+                [Outputs::NONE, Outputs::NONE.weights(weights())].map(|of| Schedule::new(call, &of, &tiling, None));
+            for schedule in &schedules {
                 let (mut next, mut begun) = ((0, 0, 0), Vec::new());
-                for RowSet { sequence, kv_head, rows, .. } in tasks(call, &schedule) {
+                for RowSet { sequence, kv_head, rows, .. } in tasks(call, schedule) {
                     if rows.start == 0 {
                         begun.push((kv_head, sequence));
                     }
@@ -88,7 +91,7 @@ fn tasks_have_each_row_once_and_follow_the_rows() {
             }
             let rows: usize = lens.iter().sum();
             let most = 2 * (group * rows / task_rows + sequences.min(rows));
-            assert!(schedule.tasks() <= most, "{what}: {} tasks", schedule.tasks());
+            assert!(schedules[0].tasks() <= most, "{what}: {} tasks", schedules[0].tasks());
         });
     }
 }
@@ -100,7 +103,7 @@ fn sequences_without_rows_have_no_tasks() {
         let mut lens = vec![0; 1 << 20];
         lens[at] = 1;
         with_ragged(&lens, 3, |call| {
-            let schedule = Schedule::by_rows(call, &Tiling::new(16, 16, 96, 1));
+            let schedule = Schedule::new(call, &Outputs::NONE, &Tiling::new(16, 16, 96, 1), None);
             let tasks = tasks(call, &schedule);
             assert_eq!(
                 tasks.iter().map(|set| (set.sequence, set.rows.clone())).collect::<Vec<_>>(),
