@@ -3,7 +3,6 @@
 use crate::cache;
 use crate::error::{Error, at_most};
 use crate::inputs::{Inputs, check_period};
-use crate::likely;
 use crate::plan::problem::Problem;
 use crate::shape::Shape;
 use sdpa_kernels::{
@@ -110,10 +109,8 @@ impl Attention {
     /// # Errors
     /// Any [`Error`]; see its variants. Outputs are then untouched.
     pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
-        match self.call_with_outputs(&inputs, &outputs) {
-            Ok((call, shape)) => Ok(Problem { call, outputs, shape }),
-            Err(error) => Err(likely::of_call(error, &inputs, |name| outputs.shape_of(name))),
-        }
+        let (call, shape) = self.call_with_outputs(&inputs, &outputs)?;
+        Ok(Problem { call, outputs, shape })
     }
 
     /// Returns the call and its sizes, if everything fits together; errors as for [`Self::problem`].
@@ -129,8 +126,7 @@ impl Attention {
 
     /// Returns a call without outputs and its sizes, if settings and inputs fit together; errors as for [`Self::problem`].
     pub(crate) fn call_alone<'a>(&self, inputs: &Inputs<'a>) -> Result<(Call<'a>, Shape), Error> {
-        let call = inputs.call().and_then(|call| self.settled(call, None));
-        call.map_err(|error| likely::of_call(error, inputs, |_| None))
+        self.settled(inputs.call()?, None)
     }
 
     /// Returns these settings for a call over keys that follow `first` others, if rows are aligned to the first of all keys.

@@ -15,7 +15,6 @@ pub use state::BackwardState;
 use crate::attention::{Attention, scratch_of};
 use crate::error::Error;
 use crate::inputs::Inputs;
-use crate::likely;
 use crate::shape::Shape;
 use crate::threads::run::Run;
 use sdpa_kernels::{
@@ -127,9 +126,7 @@ impl Attention {
         saved: Saved<'a>,
         gradients: Gradients<'a>,
     ) -> Result<BackwardProblem<'a>, Error> {
-        let (call, shape) = self.checked_backward(&inputs, &saved, &gradients).map_err(|error| {
-            likely::of_call(error, &inputs, |name| saved.shape_of(name).or_else(|| gradients.shape_of(name)))
-        })?;
+        let (call, shape) = self.checked_backward(&inputs, &saved, &gradients)?;
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0);
         scratch_of(BackwardScratch::bytes_for(&tiling))?;
         let call = Call { precision: Precision::Exact, ..call };

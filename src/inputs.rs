@@ -6,7 +6,7 @@ mod parts;
 use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::Shape;
-pub(crate) use check::{check_period, cumulative};
+pub(crate) use check::check_period;
 pub(crate) use parts::{KeyLists, WHOLE};
 use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, Tensor};
 
@@ -117,20 +117,6 @@ impl<'a> Inputs<'a> {
             Source::Cache(cache) => KeyValues::from(cache.kernel()),
         };
         [self.q.shape(), kv.k_shape(), kv.v_shape()]
-    }
-
-    /// Shape of a bias or mask, by its name in error messages.
-    pub(crate) fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
-        match argument {
-            "bias" => self.bias.map(|bias| bias.of.shape()),
-            "mask" => self.mask.map(|mask| mask.of.view().shape()),
-            _ => None,
-        }
-    }
-
-    /// Returns true if keys and values are tensors of the call, not of a cache or pages.
-    pub(crate) fn has_tensors(&self) -> bool {
-        matches!(self.source, Source::Tensors { .. })
     }
 
     /// Key lengths of the sequences, if the source has them.

@@ -37,7 +37,6 @@ mod attention;
 mod backward;
 mod block_states;
 mod cache;
-mod cause;
 mod error;
 #[cfg(doctest)]
 mod guide;
@@ -46,7 +45,6 @@ pub mod ieee {}
 mod inputs;
 mod kernels;
 mod layer_caches;
-mod likely;
 pub mod masks;
 pub mod naive;
 mod page_pool;
@@ -62,7 +60,6 @@ pub use backward::{
 };
 pub use block_states::{BlockStates, RowStates};
 pub use cache::{KeyScales, KvCache, SlidingWindow};
-pub use cause::Cause;
 pub use error::Error;
 pub use inputs::Inputs;
 pub use kernels::*;

@@ -262,7 +262,7 @@ impl Agreed {
         let (lens, limit) = (inputs.key_lens().filter(|_| inputs.ragged_ends().is_none()), self.lens[1]);
         let mut lens = lens.unwrap_or_default().iter().enumerate();
         lens.find(|(_, len)| **len > limit).map_or(Ok(()), |(index, &got)| {
-            let (argument, bound, of) = ("kv_lens", Bound::AtMost, Some("the keys of that sequence"));
+            let (argument, bound, of) = ("kv_lens", Bound::AtMost, "the keys of that sequence");
             Err(sdpa::Error::Entry { argument, index, got, bound, limit, of })
         })
     }

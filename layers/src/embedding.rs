@@ -80,7 +80,7 @@ impl Embedding {
         let limit = self.entries() - 1;
         if let Some(index) = tokens.iter().position(|&token| token as usize > limit) {
             let got = tokens[index] as usize;
-            let (bound, of) = (Bound::AtMost, Some("the last row of the table"));
+            let (bound, of) = (Bound::AtMost, "the last row of the table");
             return Err(Error::Entry { argument: "tokens", index, got, bound, limit, of });
         }
         let (cost, out) = (COST * out.len() as f64, Rows(out, self.width));

@@ -160,7 +160,7 @@ impl Rope {
                 return Err(Error::Number { argument: "positions", got: position as f32, expected: "at least 0" });
             };
             if got > limit {
-                let of = Some("the last position of the rope");
+                let of = "the last position of the rope";
                 return Err(Error::Entry { argument: "positions", index, got, bound: Bound::AtMost, limit, of });
             }
         }

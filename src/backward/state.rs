@@ -180,7 +180,7 @@ impl<'a> BackwardState<'a> {
         sums: &mut KeyGradientSums,
         dbias: ViewMut<'_>,
     ) -> Result<(), Error> {
-        if self.call.inputs.shape_of("bias").is_some_and(|[.., columns]| columns == 1) {
+        if self.call.inputs.bias.is_some_and(|bias| bias.of.shape()[3] == 1) {
             return Err(Error::Needs {
                 argument: "dbias",
                 needs: "a bias with more columns than one, which is of all keys",

@@ -2,7 +2,6 @@
 
 use crate::cache::{KvCache, check_elements, check_tokens};
 use crate::error::{Error, same};
-use crate::inputs::cumulative;
 use crate::shape::KvShape;
 use sdpa_kernels::{Bound, NewTokens, Tensor};
 
@@ -79,7 +78,7 @@ impl KvCache {
         sequences.iter().try_for_each(|&sequence| self.there("sequences", sequence))?;
         self.refuse_repeated(sequences)?;
         same("k", "batch", k.shape()[0], 1, "a ragged append")?;
-        let parts = cumulative("ends", ends, ("k", k.shape()[2]))?;
+        let parts = sdpa_kernels::cumulative("ends", ends, k.shape()[2])?;
         same("ends", "number of sequences", parts, sequences.len(), "sequences")?;
         self.check(k, v)?;
         let parts = sequences.iter().zip(ends.windows(2));

@@ -90,7 +90,7 @@ impl KvCache {
         let in_place = accepted.iter().enumerate().take_while(|&(i, &token)| i == token).count();
         let mut moved = accepted.iter().enumerate().skip(in_place);
         if let Some((index, &got)) = moved.clone().find(|&(_, token)| evicted.contains(&(from + token))) {
-            let (limit, of) = (evicted.end - from, Some("the first token that is not evicted, counted from `from`"));
+            let (limit, of) = (evicted.end - from, "the first token that is not evicted, counted from `from`");
             return Err(Error::Entry { argument: "accepted", index, got, bound, limit, of });
         }
         if moved.any(|(i, _)| evicted.contains(&(from + i))) {
@@ -185,7 +185,7 @@ pub(crate) fn check_accepted(sequence: usize, len: usize, from: usize, accepted:
             false => (Bound::AtMost, behind - 1, "the last token of the sequence, counted from `from`"),
         };
         if got < least || got > limit {
-            return Err(Error::Entry { argument: "accepted", index, got, bound, limit, of: Some(of) });
+            return Err(Error::Entry { argument: "accepted", index, got, bound, limit, of });
         }
         least = got + 1;
     }

@@ -9,13 +9,10 @@ use sdpa_kernels::{CacheFormat, Dtype, Isa, Tensor};
 pub(crate) fn check_tokens(shape: KvShape, of: &'static str, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
     let KvShape { kv_heads, head_dim, value_dim } = shape;
     let [batch, _, rows, _] = k.shape();
-    let heads = |argument, [_, heads, rows, _]: [usize; 4]| {
-        same(argument, "heads", heads, kv_heads, of).map_err(|e| Error::from(e).or_exchanged(argument, [heads, rows]))
-    };
-    heads("k", k.shape())?;
+    same("k", "heads", k.shape()[1], kv_heads, of)?;
     same("k", "head_dim", k.shape()[3], head_dim, of)?;
     same("v", "batch", v.shape()[0], batch, "k")?;
-    heads("v", v.shape())?;
+    same("v", "heads", v.shape()[1], kv_heads, of)?;
     same("v", "rows", v.shape()[2], rows, "k")?;
     Ok(same("v", "value_dim", v.shape()[3], value_dim, of)?)
 }

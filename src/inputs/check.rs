@@ -1,10 +1,9 @@
 //! Calls that inputs make, if queries, keys, values and sequences fit together.
 
-use crate::cause::Cause;
 use crate::error::Error;
 use crate::inputs::{Inputs, Source};
 use crate::shape::Shape;
-use sdpa_kernels::{Alignment, Bound, Call, Fault, Misfit, Options, Precision, Ragged, Visible, tensors_fit};
+use sdpa_kernels::{Alignment, Bound, Call, Options, Precision, Ragged, Visible, tensors_fit};
 
 impl<'a> Inputs<'a> {
     /// Returns the call with default settings; errors as for [`Self::shape`]. Other options are not yet checked.
@@ -18,11 +17,7 @@ impl<'a> Inputs<'a> {
         let options = Options { bias, alibi, mask, period, sinks, ..lists };
         let (kv, scale, visible, alignment) = (self.key_values()?, 1.0, Visible::default(), Alignment::TopLeft);
         let call = Call { q, kv, scale, visible, alignment, options, precision: Precision::Exact };
-        call.inputs_fit().map_err(|misfit| match (misfit.argument, ragged) {
-            ("ragged k", Some(Ragged { k: Some(k), .. })) => of_ends(misfit, k, ("k", kv.k_shape()[2])),
-            (_, Some(Ragged { q: ends, .. })) => of_ends(misfit, ends, ("q", q.shape()[2])),
-            (_, None) => misfit.into(),
-        })?;
+        call.inputs_fit()?;
         if let (Some(sequences), Source::Cache(cache)) = (sequences, self.source) {
             sequences.iter().try_for_each(|&sequence| cache.there("sequences", sequence))?;
         }
@@ -53,27 +48,9 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Returns the number of sequences, if `ends` are cumulative lengths from 0 to the number of rows of a tensor.
-pub(crate) fn cumulative(argument: &'static str, ends: &[usize], of: (&'static str, usize)) -> Result<usize, Error> {
-    sdpa_kernels::cumulative(argument, ends, of.1).map_err(|misfit| of_ends(misfit, ends, of))
-}
-
 /// Refuses a number of sequences that is no multiple of the period after which biases and masks repeat.
 pub(crate) fn check_period(period: Option<usize>, got: usize) -> Result<(), Error> {
     let Some(limit) = period.filter(|&period| !got.is_multiple_of(period)) else { return Ok(()) };
     let (argument, what, bound, of) = ("batch period", "number of sequences", Bound::MultipleOf, "the period");
     Err(Error::Range { argument, what, got, bound, limit, of })
-}
-
-/// Returns the error of cumulative lengths, with its likely cause.
-fn of_ends(misfit: Misfit, ends: &[usize], (of, rows): (&'static str, usize)) -> Error {
-    let Fault::Entry { index, got, bound, .. } = misfit.fault else { return misfit.into() };
-    let sum = || ends.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
-    let lengths = || (sum() == Some(rows)).then_some(Cause::Lengths);
-    let cause = match (index, bound) {
-        (_, Bound::AtLeast) => lengths(),
-        (0, _) if got > 0 => lengths().or(Some(Cause::Begin)),
-        _ => Some(Cause::End { of, rows }),
-    };
-    Error::from(misfit).likely(cause)
 }

@@ -59,7 +59,7 @@ impl PagePool {
         let lens = description.sequences.iter().map(|contents| contents.map_or(0, |contents| contents.len));
         let mut pairs = table.lens.iter().zip(lens).enumerate();
         if let Some((index, (&got, limit))) = pairs.find(|(_, (got, len))| *got != len) {
-            let (bound, of) = (sdpa_kernels::Bound::Exactly, Some("the length in the file"));
+            let (bound, of) = (sdpa_kernels::Bound::Exactly, "the length in the file");
             return Err(Error::Entry { argument: "lengths of the block table", index, got, bound, limit, of });
         }
         let each = |part| self.pool.token_elements(part);

@@ -68,10 +68,10 @@ impl<'a> PartedCall<'a> {
     pub(crate) fn check_keys(&self, [k, v]: [Tensor<'_>; 2], before: usize) -> Result<usize, Error> {
         let ([batch, _, _, dim], [kb, kh, n, kd], [vb, vh, vn, vd]) = (self.inputs.q.shape(), k.shape(), v.shape());
         same("k", "batch", kb, batch, "q")?;
-        same("k", "heads", kh, self.kv_heads, "the state").map_err(|e| Error::from(e).or_exchanged("k", [kh, n]))?;
+        same("k", "heads", kh, self.kv_heads, "the state")?;
         same("k", "head_dim", kd, dim, "q")?;
         same("v", "batch", vb, batch, "q")?;
-        same("v", "heads", vh, self.kv_heads, "the state").map_err(|e| Error::from(e).or_exchanged("v", [vh, vn]))?;
+        same("v", "heads", vh, self.kv_heads, "the state")?;
         same("v", "rows", vn, n, "k")?;
         same("v", "value_dim", vd, self.value_dim, "the state")?;
         check_room(before, n)?;

@@ -62,8 +62,8 @@ pub enum Fault {
         bound: Bound,
         /// Limit of the range.
         limit: usize,
-        /// Meaning of the limit; `None` for the limits of cumulative lengths.
-        of: Option<&'static str>,
+        /// Meaning of the limit.
+        of: &'static str,
     },
     /// A cache or pages have no such sequence.
     Sequence {
@@ -163,10 +163,10 @@ pub fn cumulative(argument: &'static str, ends: &[usize], rows: usize) -> Result
         return Fault::Empty("the list of cumulative lengths").of(argument);
     };
     if ends[0] != 0 {
-        return entry(0, Bound::Exactly, 0, None);
+        return entry(0, Bound::Exactly, 0, "where cumulative lengths begin");
     }
     if let Some(index) = (1..ends.len()).find(|&i| ends[i] < ends[i - 1]) {
-        return entry(index, Bound::AtLeast, ends[index - 1], Some("the entry before it"));
+        return entry(index, Bound::AtLeast, ends[index - 1], "the entry before it");
     }
-    if ends[last] != rows { entry(last, Bound::Exactly, rows, None) } else { Ok(last) }
+    if ends[last] == rows { Ok(last) } else { entry(last, Bound::Exactly, rows, "the number of rows") }
 }

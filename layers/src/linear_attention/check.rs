@@ -36,7 +36,7 @@ impl LinearAttention {
         if let Some(lens) = lens {
             same("lens", "length", lens.len(), batch, "the batch")?;
             if let Some((index, &got)) = lens.iter().enumerate().find(|&(_, &len)| len > kv_len) {
-                let (bound, of) = (Bound::AtMost, Some("the rows of k"));
+                let (bound, of) = (Bound::AtMost, "the rows of k");
                 return Err(Error::Entry { argument: "lens", index, got, bound, limit: kv_len, of });
             }
         }

@@ -189,10 +189,9 @@ fn sizes_that_do_not_fit_are_refused() {
         table.add_positions(&mut x, falling, 0, &mut compute),
         "sequences: entry 2 is 2, but must be at least 3, the entry before it"
     );
-    let lengths = "sequences: entry 0 is 3, but must be exactly 0; these look like lengths; cumulative lengths are their \
-                   running sums, from 0 on";
+    let lengths = "sequences: entry 0 is 3, but must be exactly 0, where cumulative lengths begin";
     refused!(table.add_positions(&mut x, Sequences::Ragged(&[3, 1]), 0, &mut compute), lengths);
-    let early = "sequences: entry 1 is 3, but must be exactly 4; the last one is the number of rows of x, 4";
+    let early = "sequences: entry 1 is 3, but must be exactly 4, the number of rows";
     refused!(table.add_positions(&mut x, Sequences::Ragged(&[0, 3]), 0, &mut compute), early);
     refused!(
         rope.rotate(&mut x, [4, 2], Sequences::one(1), 0, &mut compute),

@@ -76,14 +76,13 @@ fn changes() -> Vec<Mistake> {
             34,
             "append_ragged with lengths",
             change(cache(), |cache| cache.append_ragged(&[0, 1], &[2, 1], k, v)),
-            "ends: entry 0 is 2, but must be exactly 0; these look like lengths; cumulative lengths are their running sums, \
-             from 0 on",
+            "ends: entry 0 is 2, but must be exactly 0, where cumulative lengths begin",
         ),
         mistake(
             35,
             "append_ragged that ends early",
             change(cache(), |cache| cache.append_ragged(&[0, 1], &[0, 1, 2], k, v)),
-            "ends: entry 2 is 2, but must be exactly 3; the last one is the number of rows of k, 3",
+            "ends: entry 2 is 2, but must be exactly 3, the number of rows",
         ),
         mistake(
             46,

@@ -1,6 +1,6 @@
 //! 58–60: outputs of the wrong shape, or given twice.
 
-use super::{KEY_HEADS, Mistake, More, OUT, call, good, mistake};
+use super::{Mistake, More, OUT, call, good, mistake};
 use sdpa::{Attention, Outputs, Point, ViewMut};
 
 pub(super) fn mistakes() -> Vec<Mistake> {
@@ -21,7 +21,7 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             59,
             "weights of kv_heads",
             with(&[(More::Weights, [2, 2, 3, 5])]),
-            format!("weights: heads is 2, but q has 4{KEY_HEADS}"),
+            format!("weights: heads is 2, but q has 4"),
         ),
         mistake(60, "weights twice", with(&[weights, weights]), format!("weights: {twice}")),
         mistake(60, "LSE twice", with(&[lse, weights, lse]), format!("lse: {twice}")),

@@ -94,7 +94,7 @@ impl Call<'_> {
         for (index, &got) in lens.iter().enumerate() {
             let limit = self.keys_of(index).len();
             if got > limit {
-                let (bound, of) = (Bound::AtMost, Some("the keys of that sequence"));
+                let (bound, of) = (Bound::AtMost, "the keys of that sequence");
                 return Fault::Entry { index, got, bound, limit, of }.of("kv_lens");
             }
         }

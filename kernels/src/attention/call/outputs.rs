@@ -208,16 +208,6 @@ impl<'a> Outputs<'a> {
         self.of_all_keys().map_or(Ok(()), refuse)
     }
 
-    /// Returns the shape of an output, by its name in messages.
-    #[doc(hidden)] // for `sdpa`
-    pub fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
-        match argument {
-            "out" => self.out.as_ref().map(|out| out.shape()),
-            "lse" => self.lse.as_ref().map(|lse| lse.shape()),
-            _ => self.score_shapes().find(|&(name, _)| name == argument).map(|(_, shape)| shape),
-        }
-    }
-
     /// Returns true if log-sum-exps have a second column.
     #[inline]
     pub(crate) fn wants_lse_rests(&self) -> bool {
