@@ -1,6 +1,5 @@
 //! Plans: how a problem is divided into tasks. Plain data, made from sizes alone, printable.
 
-pub(crate) mod balance;
 pub(crate) mod call_time;
 pub(crate) mod explain;
 pub(crate) mod problem;
@@ -89,7 +88,7 @@ impl Plan {
         by_rows
     }
 
-    /// Plans the states of each block of keys by itself, whose number of rows may be too large: see the tiling.
+    /// Plans the states of each single block of keys. The number of rows may be too large: see the tiling.
     pub(crate) fn of_blocks(problem: &Problem<'_>, exec: Exec) -> Self {
         let (shape, rows) = (problem.shape, problem.longest_rows());
         let (tile_rows, _) = exec.isa.tile();
@@ -114,7 +113,7 @@ impl Plan {
     /// among workers: if there are several blocks, and partial results stay small.
     pub(crate) fn split_work(&self, problem: &Problem<'_>, most_rows: usize) -> Option<Accumulation> {
         let (shape, call) = (problem.shape, &problem.call);
-        // Sequences that are not ragged have as many rows each; there may be any number of them without rows.
+        // Sequences that are not ragged are equally long; there may be any number of them without rows.
         let rows = (shape.heads / shape.kv_heads.max(1)).saturating_mul(shape.q_len);
         let none = call.options.ragged.is_none() && !(1..=most_rows).contains(&rows);
         // A window beside first keys that it keeps: most blocks between are hidden.
@@ -134,6 +133,15 @@ impl Plan {
     pub(crate) fn split_rows(&self, problem: &Problem<'_>) -> Option<SplitRows> {
         // The plan may have been made for another problem of this shape.
         self.split.map(|split| split.rows).filter(|rows| self.split_work(problem, rows.most_rows).is_some())
+    }
+
+    /// Returns how busy each of `workers` workers is, for the tests and benchmarks of this repository alone.
+    #[cfg(feature = "_probe")]
+    #[doc(hidden)]
+    pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Vec<f64> {
+        // A plan for another shape is replaced when it runs.
+        let plan = if self.shape == problem.shape { *self } else { Self::new(problem, self.exec()) };
+        sdpa_kernels::probe::balance(&problem.call, &plan.tiling, plan.split_rows(problem), workers)
     }
 
     /// Shrinks the scratch to what this one problem takes. Where key blocks are divided, rows of several sequences may

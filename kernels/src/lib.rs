@@ -4,8 +4,8 @@
 //! is here. Kernels start no threads, but for a [`ThreadPool`], and, once scratch has grown, allocate nothing.
 //!
 //! Control flow: a [`Call`] (views and options) and its outputs make a [`Launch`], which asserts that they fit together
-//! and hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`, whose steps (`scores`,
-//! `softmax`, `values`) are written on the sixteen-lane vector of `simd/mod.rs`.
+//! and hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`. Its steps (scores, softmax,
+//! sums of values) are written on the sixteen-lane vector of `simd/mod.rs`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![allow(
@@ -50,7 +50,6 @@ pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys
 pub use attention::call::{Call, Sequence};
 pub use attention::schedule::accumulation::Accumulation;
 pub use attention::schedule::block_states::BlockStates;
-pub use attention::schedule::costs::Costs;
 pub use attention::schedule::launch::Launch;
 pub use attention::schedule::merge::{merge_results, merge_states};
 pub use attention::schedule::partials::Partials;

@@ -1,4 +1,4 @@
-//! `Plan::balance`: equal shares for many workers; and calls whose keys are divided because rows are too few for them.
+//! Equal shares for many workers, by a model of their time; and calls that divide keys because rows are too few for them.
 
 use crate::kv_support::{append_part, cache_of, empty_cache, same_full};
 use crate::memory::held;
