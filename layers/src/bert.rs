@@ -19,8 +19,8 @@ pub use config::BertConfig;
 use names::{POSITIONS, TYPES, WORDS};
 use sdpa::Error;
 
-/// Tokens per thread that [`Bert::embed`] processes at once: as many as a feed-forward, so that hidden states stay in
-/// or near the cache from layer to layer. Five or twenty times as many were 5 to 8 % slower.
+/// Tokens per thread that [`Bert::embed`] processes at once: those of a feed-forward, so that hidden states stay in
+/// or near the cache from layer to layer. With 5 or 20 times the tokens it was 5 to 8 % slower.
 const BATCH: usize = 384;
 
 /// Cost of one number of the sum of embeddings, in the operations that [`sdpa::Exec`] counts.
@@ -219,7 +219,7 @@ impl Bert {
         }
         table(WORDS, tokens, self.config.vocab_size)?;
         if let Some(types) = types {
-            same("types", "length", types.len(), tokens.len(), "the tokens")?;
+            same("types", "length", types.len(), tokens.len(), "the tokens").map_err(Error::from)?;
             table(TYPES, types, self.config.type_vocab_size)?;
         }
         Ok(())

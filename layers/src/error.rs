@@ -1,6 +1,7 @@
 //! Checks of sizes, and allocations that may fail: each failure is an [`Error`] that names the argument.
 
 use sdpa::{Bound, Error};
+pub(crate) use sdpa_kernels::same;
 
 /// Largest length of keys and values.
 pub(crate) const LONGEST_DIM: Limit = at_most(sdpa_kernels::MAX_DIM, "the largest possible");
@@ -36,17 +37,6 @@ impl Limit {
         let Self { bound, limit, of } = self;
         if bound.holds(got, limit) { Ok(()) } else { Err(Error::Range { argument, what, got, bound, limit, of }) }
     }
-}
-
-/// Returns [`Error::Mismatch`] unless `got` equals `expected`.
-pub(crate) fn same(
-    argument: &'static str,
-    what: &'static str,
-    got: usize,
-    expected: usize,
-    of: &'static str,
-) -> Result<(), Error> {
-    if got == expected { Ok(()) } else { Err(Error::Mismatch { argument, what, got, expected, of }) }
 }
 
 /// Returns the product of the sizes, or [`Error::TooLarge`] if that many floats do not fit the address space.
