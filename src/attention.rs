@@ -62,8 +62,8 @@ impl Attention {
         self
     }
 
-    /// Sets the positions of the query rows relative to the keys. Needed if there are not as many rows as keys and a
-    /// rule (causal, window, ALiBi) depends on positions.
+    /// Sets the positions of the query rows relative to the keys. Needed if the numbers of rows and keys differ and a rule
+    /// (causal, window, ALiBi) depends on positions.
     #[must_use]
     pub fn align(self, alignment: Alignment) -> Self {
         Self { alignment: Some(alignment), ..self }
@@ -185,7 +185,7 @@ impl Attention {
         }
         let Options { alibi, ragged, kv_lens, sources, .. } = call.options;
         let Some(rule) = self.rule(alibi.is_some()) else { return Ok(Alignment::TopLeft) };
-        // Without lengths of their own, all sequences are like the first.
+        // If no source has lengths, all sequences are like the first.
         let differ = ragged.is_some() || kv_lens.is_some() || call.kv.lens().is_some();
         for index in 0..if differ { call.sequence_count() } else { call.sequence_count().min(1) } {
             let Sequence { q_len, kv_len, .. } = call.sequence(index);
@@ -197,7 +197,7 @@ impl Attention {
         Ok(Alignment::TopLeft)
     }
 
-    /// Refuses a window whose first key would be wrong because positions end at `isize::MAX`.
+    /// Refuses a window if its first key would be wrong because positions end at `isize::MAX`.
     fn check_window(&self, call: &Call<'_>) -> Result<(), Error> {
         let Some(Alignment::Offset(offset)) = self.alignment else { return Ok(()) };
         let Some([Some(left), _]) = self.visible.window.map(|window| window.sides()) else { return Ok(()) };
@@ -245,12 +245,12 @@ fn scratch_fits(shape: &Shape) -> Result<(), Error> {
     scratch_of(bytes)
 }
 
-/// Refuses scratch of a worker, of so many bytes, if it is much and there is no memory for it.
+/// Refuses `bytes` of scratch for a worker, if they are many and there is no memory for them.
 pub(crate) fn scratch_of(bytes: usize) -> Result<(), Error> {
     if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) { Err(no_scratch(bytes)) } else { Ok(()) }
 }
 
-/// Returns the error of a call whose workers have no memory for their scratch, of so many bytes each.
+/// Returns the error of a call without memory for the scratch of its workers, `bytes` each.
 pub(crate) fn no_scratch(bytes: usize) -> Error {
     Error::Memory { what: "scratch of a worker", bytes }
 }

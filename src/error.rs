@@ -246,7 +246,7 @@ pub enum Error {
         argument: &'static str,
         /// Number found.
         got: usize,
-        /// Number of which it should be a multiple.
+        /// Number that should divide it.
         of: usize,
     },
     /// The keys of a state do not follow those of the state that it is to be merged into.

@@ -114,7 +114,7 @@ impl PagePool {
         Ok(Pages::packed(&self.pool, table)?)
     }
 
-    /// Appends `n` tokens to every sequence of a table, whose lengths count them already: keys `[sequences, kv_heads,
+    /// Appends `n` tokens to every sequence of a table; its lengths count them already. Keys `[sequences, kv_heads,
     /// n, head_dim]` and values `[sequences, kv_heads, n, value_dim]` become the last `n` of each.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl PagePool {
         self.write(table, [k, v], tokens)
     }
 
-    /// Appends tokens of different numbers to the sequences of a table, whose lengths count them already: keys
+    /// Appends tokens of different numbers to the sequences of a table; its lengths count them already. Keys
     /// `[1, kv_heads, total, head_dim]` and values `[1, kv_heads, total, value_dim]`, laid end to end; rows
     /// `ends[i]..ends[i + 1]` are the last ones of sequence `i`, as in
     /// [`Inputs::ragged_queries`](crate::Inputs::ragged_queries).

@@ -95,7 +95,7 @@ impl KvCache {
         }
     }
 
-    /// Writes tokens whose sizes were checked, if there is memory for them and the cache can store their elements.
+    /// Writes tokens of checked sizes, if there is memory for them and the cache can store their elements.
     /// Elements are looked at last, because views may be huge. A sliding cache reuses the blocks it evicts.
     fn write(&mut self, kv: [Tensor<'_>; 2], tokens: impl Iterator<Item = NewTokens> + Clone) -> Result<(), Error> {
         let Some(new) = self.cache.try_allocate(tokens.clone()) else {

@@ -3,8 +3,8 @@
 use crate::error::Error;
 use sdpa_kernels::{Cache, Call};
 
-/// Refuses calls under a window wider than that of a sliding cache, at any length; and calls whose rows would see keys that
-/// it has evicted. `of_all_keys` is the name of an output that has an element for every key, if there is one.
+/// Refuses calls under a window wider than that of a sliding cache, at any length; and calls with rows that would see keys it has
+/// evicted. `of_all_keys` is the name of an output that has an element for every key, if there is one.
 pub(crate) fn check_held(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'static str>) -> Result<(), Error> {
     refuse_wider(cache, call)?;
     for index in 0..call.sequence_count() {
@@ -19,7 +19,7 @@ pub(crate) fn check_held(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'s
         if let Some(argument) = call.options.own_positions().filter(|_| call.visible.hides_keys()) {
             return Err(Error::Needs { argument, needs: "a cache that keeps all keys" });
         }
-        // Check every row: rows in the middle may be the only ones whose windows reach evicted keys.
+        // Check every row: perhaps only the windows of rows in the middle reach evicted keys.
         for row in 0..sequence.q_len {
             let keys = call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);
             let seen = [(0, keys.prefix), (keys.start, keys.end)]

@@ -58,7 +58,7 @@ impl KvCache {
     /// let (prompt, draft) = (View::bhld(&prompt, [1, 1, 7, 2])?, View::bhld(&draft, [1, 1, 5, 2])?);
     /// cache.append(prompt, prompt)?;
     /// cache.append(draft, draft)?; // a tree of five tokens
-    /// cache.keep(0, 7, &[0, 2, 4])?; // of which one path was accepted
+    /// cache.keep(0, 7, &[0, 2, 4])?; // one path was accepted
     /// assert_eq!(cache.lens(), [10]);
     /// # Ok::<(), sdpa::Error>(())
     /// ```
@@ -165,7 +165,7 @@ impl KvCache {
         self.sorted = Vec::new();
     }
 
-    /// Adds an empty sequence and returns its index: the lowest of the removed sequences', else one more than the last.
+    /// Adds an empty sequence and returns its index: the lowest of the removed sequences', otherwise one more than the last.
     pub fn add_sequence(&mut self) -> usize {
         self.removed.pop_first().unwrap_or_else(|| self.cache.add_sequence())
     }

@@ -34,7 +34,7 @@ impl fmt::Display for Error {
             Self::Number { argument, got, expected } => write!(f, "{argument}: {got}, but must be {expected}"),
             Self::Unaligned { rule, sequence, q_len, kv_len } => unaligned(f, rule, *sequence, [*q_len, *kv_len]),
             Self::TooLarge { what, sizes } => write!(f, "{what}: sizes {sizes:?} do not fit the address space"),
-            Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes cannot be had"),
+            Self::Memory { what, bytes } => write!(f, "{what}: could not allocate {bytes} bytes"),
             Self::Sequence { argument, got, sequences } => {
                 write!(f, "{argument}: there is no sequence {got}, the cache has {sequences}")
             }

@@ -1,4 +1,4 @@
-//! Inputs of calls whose keys come in parts.
+//! Inputs of calls with keys that come in parts.
 
 use crate::error::{Error, at_most, same};
 use crate::inputs::{Cover, Covered, Inputs, Source, check_period};
@@ -151,12 +151,12 @@ impl<'a> Inputs<'a> {
     /// one row for all.
     ///
     /// Sequences are those of a batch, or ragged ones laid end to end in tensors. Of ragged sequences, biases and masks have
-    /// batch 1, or with one row for all also as many as sequences; their columns are the keys of the longest sequence, and keys
+    /// batch 1, or, with one row for all, a batch of the sequences; their columns are the keys of the longest sequence, and keys
     /// and values stay those of all.
     ///
     /// ```
     /// use sdpa::{Attention, AttnState, Exec, Inputs, View};
-    /// // Sequences of 2 and 3 rows, of which rows 1, 2 and 3 are here: the last two belong to the second.
+    /// // Sequences of 2 and 3 rows; rows 1, 2 and 3 are here: the last two belong to the second.
     /// let x = [0.0; 5 * 8];
     /// let (q, kv) = (View::bhld(&x[..24], [1, 1, 3, 8])?, View::bhld(&x, [1, 1, 5, 8])?);
     /// let inputs = Inputs::new(q, kv, kv).ragged(&[0, 2, 5], &[0, 4, 5]).kv_lens(&[3, 1]);
@@ -253,7 +253,7 @@ impl<'a> Inputs<'a> {
         covers.into_iter().find_map(|(argument, cover)| (cover == Some(Cover::LastKeys)).then_some(argument))
     }
 
-    /// Refuses inputs whose keys cannot come in parts.
+    /// Refuses inputs with keys that cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
             Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.suffix()),
@@ -315,7 +315,7 @@ impl<'a> Inputs<'a> {
     pub(crate) fn lists_from(&self, before: usize, n: usize) -> KeyLists<'a> {
         let len = |len: usize| len.saturating_sub(before).min(n);
         let positions = |(b, list): (usize, &&'a [i32])| {
-            // The list has as many, as `check_columns` has seen.
+            // `check_columns` has seen that the list is long enough.
             let len = len(self.kv_lens.and_then(|lens| lens.get(b)).copied().unwrap_or(list.len()));
             &list[before.min(list.len())..][..len]
         };
@@ -325,8 +325,8 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// Returns the inputs of a call over some of the keys, `before` keys after the first, whose lists are [`Self::lists_from`]
-    /// there. Sinks are left out.
+    /// Returns the inputs of a call over some of the keys, `before` keys after the first, with the lists that
+    /// [`Self::lists_from`] made there. Sinks are left out.
     pub(crate) fn over(self, [k, v]: [Tensor<'a>; 2], before: usize, lists: &'a KeyLists<'a>) -> Self {
         let n = k.shape()[2];
         let range = |columns: usize| before.min(columns)..before.saturating_add(n).min(columns);

@@ -41,7 +41,7 @@ impl<'a> Sequence<'a> {
         Position { distance: clamped(self.ahead(at)), ..at }
     }
 
-    /// Returns how far a row is behind a key: by positions of their own, or by order.
+    /// Returns how far a row is behind a key: by given positions, or by order.
     pub(super) fn ahead(&self, at: Position) -> i128 {
         let own = |positions: &[&[i32]], i: usize| positions[self.index].get(i).map_or(0, |&position| position as i128);
         let row = self.inputs.row_positions.map_or_else(|| self.position(at.row), |positions| own(positions, at.row));
@@ -73,8 +73,8 @@ impl<'a> Sequence<'a> {
     }
 
     /// Returns the index of the entry for a row and key in a bias or mask of this shape; `None` if it leaves the key as it is.
-    /// With [`Cover::FirstKeys`], a missing column hides its key. Fewer sequences than the call has repeat, and fewer heads each
-    /// serve as many of its query heads.
+    /// With [`Cover::FirstKeys`], a missing column hides its key. Fewer sequences than the call has repeat. Fewer heads than
+    /// query heads serve equal groups of these.
     pub(super) fn entry(&self, [b, h, l, columns]: [usize; 4], cover: Cover, at: Position) -> Option<[usize; 4]> {
         let column = match cover {
             Cover::AllKeys if columns == 1 => 0,

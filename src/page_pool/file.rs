@@ -43,8 +43,8 @@ impl PagePool {
         write(DESCRIPTION, &part.description, core::slice::from_ref(&part))
     }
 
-    /// Writes the sequences of a file to the pages of a table, which has as many sequences, of the same lengths; removed ones
-    /// have length 0. The file is that of a pool, or of a cache that is neither latent nor sliding, of the pool's sizes and
+    /// Writes the sequences of a file to the pages of a table. It has the same number of sequences, of the same lengths; removed
+    /// ones have length 0. The file is that of a pool, or of a cache that is neither latent nor sliding, of the pool's sizes and
     /// format. Takes the feature `safetensors`.
     ///
     /// # Errors

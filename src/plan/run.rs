@@ -64,13 +64,13 @@ impl Problem<'_> {
         carry_out(plan, &launch, &mut workspace.forward, run.threads(), work)
     }
 
-    /// Plans and computes the problem with a workspace of its own, on the threads of `exec`.
+    /// Plans and computes the problem with a new workspace, on the threads of `exec`.
     pub fn run_once(self, exec: Exec) {
         // As in `run`: nothing can fail.
         let _ = self.run_once_with(exec, Run::new());
     }
 
-    /// Plans and computes the problem as [`Self::run_with`] does, with a workspace of its own, on the threads of `exec` if
+    /// Plans and computes the problem as [`Self::run_with`] does, with a new workspace, on the threads of `exec` if
     /// the run names none.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use sdpa_kernels::MAX_TASK;
 
 /// Number of rows, about, that make packing the keys of a task worthwhile: at 32 rows, packing is a tenth of the work.
 const MIN_TASK: usize = 32;
-/// Number of rows whose work takes as long as packing the keys of a task.
+/// Cost of packing the keys of a task, in rows.
 const PACKING: usize = 3;
 /// Most tasks per worker that are tried for the sake of balance.
 const MOST_TASKS: usize = 16;
@@ -35,7 +35,7 @@ impl RowCost {
         if !call.visible.hides_keys() {
             return Self::Even;
         }
-        // Sequences that are not ragged have as many rows each; there may be any number of them.
+        // Sequences that are not ragged are equally long; there may be any number of them.
         let count = if call.options.ragged.is_some() { call.sequence_count() } else { call.sequence_count().min(1) };
         let longest = (0..count).map(|index| call.sequence(index)).max_by_key(|sequence| sequence.q_len);
         let Some(sequence) = longest else { return Self::Even };

@@ -1,4 +1,4 @@
-//! Calls whose keys come in parts: settings, queries and options, of which each part of the keys takes its own.
+//! Calls with keys that come in parts: settings, queries and options; each part of the keys takes its part of these.
 
 use crate::attention::Attention;
 use crate::error::{Error, same};
@@ -116,7 +116,7 @@ impl<'a> PartedCall<'a> {
     {
         let attention = self.attention.align(Alignment::Offset(self.offset()));
         let attention = Attention { dropout_from: [self.first_row, before], ..attention };
-        // Positions of their own are among all keys.
+        // Given positions are among all keys.
         let attention = if self.inputs.key_positions.is_some() { attention } else { attention.counted_from(before) };
         (attention, self.inputs.over(keys, before, lists))
     }

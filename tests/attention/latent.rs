@@ -268,7 +268,7 @@ fn what_is_no_latent_cache_is_refused() {
     };
     assert_eq!(
         said(new([8, 9]).latent()),
-        "latent: value_dim is 9, but must be at most 8, the head_dim of keys, whose first columns the values are"
+        "latent: value_dim is 9, but must be at most 8, the head_dim of keys: values are their first columns"
     );
     let channels = || KeyScales::PerChannel(vec![0.1; 8]);
     let needs = "latent: needs keys with a scale for each token, not for each channel (KeyScales::PerToken)";

@@ -143,7 +143,7 @@ impl KvCache {
         Self::from_file(&file, "", &file.description()?)
     }
 
-    /// Makes the cache that a file describes, whose tensors have names with this prefix.
+    /// Makes the cache that a file describes; names of its tensors begin with this prefix.
     pub(crate) fn from_file(file: &File<'_>, prefix: &str, description: &Description) -> Result<Self, Error> {
         let mut cache = empty(file, prefix, description)?;
         for (sequence, contents) in description.sequences.iter().enumerate() {

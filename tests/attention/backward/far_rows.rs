@@ -189,7 +189,7 @@ fn a_state_refuses_rows_far_from_zero_without_the_second_column() {
     for far in [256.0, -256.0, 1e9, f32::MIN] {
         let error = state(&[1.0, far]).unwrap_err();
         assert!(matches!(error, Error::Needs { argument: "lse", .. }));
-        let words = "lse: needs a second column (Outputs::lse) for rows beyond ±256, whose f32 alone is too coarse: a \
+        let words = "lse: needs a second column (Outputs::lse) for rows beyond ±256, where one f32 is too coarse: a \
                      state cannot sum their keys first";
         assert_eq!(error.to_string(), words);
         assert_eq!(state(&[1.0, 0.0, far, 0.5]), Ok(()), "{far}");

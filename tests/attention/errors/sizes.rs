@@ -46,7 +46,7 @@ fn says(error: Option<Error>, expected: &Error, words: &str) {
 #[test]
 fn memory_that_is_not_given_is_named_with_its_size() {
     let error = Error::Memory { what: "rope", bytes: 1 << 62 };
-    assert_eq!(error.to_string(), "rope: 4611686018427387904 bytes cannot be had");
+    assert_eq!(error.to_string(), "rope: could not allocate 4611686018427387904 bytes");
 }
 
 #[test]

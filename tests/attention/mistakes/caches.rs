@@ -118,7 +118,7 @@ fn changes() -> Vec<Mistake> {
             42,
             "a latent cache of longer values",
             outcome(KvCache::new(2, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap().latent()),
-            "latent: value_dim is 7, but must be at most 6, the head_dim of keys, whose first columns the values are",
+            "latent: value_dim is 7, but must be at most 6, the head_dim of keys: values are their first columns",
         ),
         mistake(
             48,

@@ -27,18 +27,8 @@ pub(super) fn mistakes() -> Vec<Mistake> {
         mistake(26, "mask per kv head", inputs(good().mask(keep([2, 2, 3, 5]))), ACCEPTED),
         mistake(27, "bias with batch 2 for batch 3", two, "bias: batch is 2, but the call has 3"),
         mistake(28, "bias NaN", nan_bias(), ACCEPTED),
-        mistake(
-            29,
-            "slopes by kv_heads",
-            inputs(good().alibi(&few)),
-            format!("alibi slopes: length is 2, but q (heads) has 4"),
-        ),
-        mistake(
-            30,
-            "sinks by kv_heads",
-            inputs(good().sinks(&few)),
-            format!("sinks: length is 2, but q (heads) has 4"),
-        ),
+        mistake(29, "slopes by kv_heads", inputs(good().alibi(&few)), "alibi slopes: length is 2, but q (heads) has 4"),
+        mistake(30, "sinks by kv_heads", inputs(good().sinks(&few)), "sinks: length is 2, but q (heads) has 4"),
     ]
 }
 
@@ -66,7 +56,7 @@ fn nan_bias() -> String {
 
 /// 31–33: key lengths.
 pub(super) fn lengths() -> Vec<Mistake> {
-    let own = "needs tensors; caches and pages have lengths of their own";
+    let own = "needs tensors; caches and pages have their own lengths";
     let rows = numbers(2 * 2 * 5 * 7);
     let [k, v] = [(K, 120), (V, 140)].map(|(shape, n)| View::bhld(&rows[..n], shape).unwrap());
     let mut cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap();
@@ -117,7 +107,7 @@ pub(super) fn ragged() -> Vec<Mistake> {
             34,
             "lengths in place of cumulative ones",
             ragged(&[2, 4], &[0, 9]),
-            format!("ragged q: entry 0 is 2, but must be exactly 0, where cumulative lengths begin"),
+            "ragged q: entry 0 is 2, but must be exactly 0, where cumulative lengths begin",
         ),
         mistake(
             34,
@@ -129,7 +119,7 @@ pub(super) fn ragged() -> Vec<Mistake> {
             34,
             "key lengths in place of cumulative ones",
             ragged(&[0, 2, 6], &[4, 5]),
-            format!("ragged k: entry 0 is 4, but must be exactly 0, where cumulative lengths begin"),
+            "ragged k: entry 0 is 4, but must be exactly 0, where cumulative lengths begin",
         ),
         mistake(
             35,

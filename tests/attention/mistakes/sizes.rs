@@ -110,12 +110,12 @@ fn transposed() -> Vec<Mistake> {
     let appended = outcome(cache.append(floats(k), floats(v)));
     assert_eq!(cache.lens(), [0]);
     vec![
-        mistake(4, "BLHD as BHLD: all, 10 rows and 7 keys", of(q, [1, 7, 2, 6], [1, 7, 2, 7], out), &heads(10, 7)),
+        mistake(4, "BLHD as BHLD: all, 10 rows and 7 keys", of(q, [1, 7, 2, 6], [1, 7, 2, 7], out), heads(10, 7)),
         mistake(
             4,
             "BLHD as BHLD: all, grouped heads, causal",
             call(Attention::new().causal(), grouped, out, &[]),
-            &unaligned("causal", 8, 2),
+            unaligned("causal", 8, 2),
         ),
         mistake(
             4,
@@ -123,8 +123,8 @@ fn transposed() -> Vec<Mistake> {
             call(Attention::new(), square.mask(mask), out, &[]),
             "mask: rows is 10, but the call has 8",
         ),
-        mistake(4, "BLHD as BHLD: q", of(q, [1, 4, 10, 6], [1, 4, 10, 7], out), &heads(10, 4)),
-        mistake(4, "BLHD as BHLD: k and v", of(right.0, k, v, right.3), &heads(8, 10)),
+        mistake(4, "BLHD as BHLD: q", of(q, [1, 4, 10, 6], [1, 4, 10, 7], out), heads(10, 4)),
+        mistake(4, "BLHD as BHLD: k and v", of(right.0, k, v, right.3), heads(8, 10)),
         mistake(4, "BLHD as BHLD: v", of(right.0, right.1, v, right.3), "v: heads is 10, but k has 2"),
         mistake(4, "BLHD as BHLD: out", of(right.0, right.1, right.2, out), "out: heads is 10, but q has 8"),
         mistake(4, "BLHD as BHLD: lse", lse, "lse: heads is 10, but q has 8"),
