@@ -97,8 +97,8 @@ impl Embedding {
     ///
     /// # Errors
     /// [`Error::Entry`] for a position beyond the table, with the index of its row and the last valid position;
-    /// [`Error::Range`] if `x` does not have the rows of the sequences, [`Error::Mismatch`] if there are not as many starts as
-    /// sequences. `x` is then untouched.
+    /// [`Error::Range`] if `x` does not have the rows of the sequences, [`Error::Mismatch`] if there is not one start for each
+    /// sequence. `x` is then untouched.
     pub fn add_positions<'a>(
         &self,
         x: &mut [f32],

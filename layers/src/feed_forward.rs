@@ -80,7 +80,7 @@ impl FeedForward {
     /// Writes a row of `out`, `[rows, outputs]`, for each row of `x`, `[rows, inputs]`.
     ///
     /// # Errors
-    /// [`Error::Range`] if `x` is not whole rows or `out` does not have as many; [`Error::Memory`]. `out` is then
+    /// [`Error::Range`] if `x` is not whole rows or `out` does not have the same number of rows; [`Error::Memory`]. `out` is then
     /// untouched.
     pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.inputs())?;

@@ -112,7 +112,7 @@ impl Rope {
     /// # Errors
     /// [`Error::Entry`] for a position beyond the table, with the index of its row and the last valid position;
     /// [`Error::Range`] if heads are narrower than [`Self::dim`] or `x` does not have the rows of the sequences,
-    /// [`Error::Mismatch`] if there are not as many starts as sequences; [`Error::Empty`] if there are no heads. `x` is then
+    /// [`Error::Mismatch`] if there is not one start for each sequence; [`Error::Empty`] if there are no heads. `x` is then
     /// untouched.
     pub fn rotate<'a>(
         &self,
@@ -129,8 +129,8 @@ impl Rope {
         Ok(())
     }
 
-    /// Rotates rows of `x`, `[rows, heads × head_dim]`, in place, each by a position of its own, in any order: as the rows of a
-    /// tree of drafted tokens, of packed documents or behind padding have them (`sdpa::Inputs::row_positions`).
+    /// Rotates rows of `x`, `[rows, heads × head_dim]`, in place. Each row has its position, in any order: for trees of drafted
+    /// tokens, packed documents and rows behind padding (`sdpa::Inputs::row_positions`).
     ///
     /// ```
     /// use sdpa_layers::{Compute, Rope, RopePairs};
@@ -142,8 +142,8 @@ impl Rope {
     /// ```
     ///
     /// # Errors
-    /// As [`Self::rotate`]; [`Error::Number`] for a negative position; [`Error::Mismatch`] if there are not as many
-    /// positions as rows. `x` is then untouched.
+    /// As [`Self::rotate`]; [`Error::Number`] for a negative position; [`Error::Mismatch`] if there is not one position for each
+    /// row. `x` is then untouched.
     pub fn rotate_by(
         &self,
         x: &mut [f32],

@@ -85,8 +85,8 @@ pub(crate) fn rows<T: Split>(exec: Exec<'_>, count: usize, flops: f64, operands:
     while one() {}
 }
 
-/// Calls `work` on every part. There are as many workers as `scratch` has pieces of `each` floats, one piece per
-/// worker; workers take the next part until none is left.
+/// Calls `work` on every part. Each piece of `each` floats of `scratch` gives one worker; workers take the next part until none
+/// is left.
 pub(crate) fn parts<P: Send>(
     exec: Exec<'_>,
     scratch: &mut [f32],

@@ -20,7 +20,7 @@ impl<'a> Rows<'a> {
         Self { view, batch, head, matrix: view.head(batch, head) }
     }
 
-    /// Copies row `t`, whose length is that of `out`.
+    /// Copies row `t` to `out`, which has its length.
     #[inline(always)]
     fn read(&self, t: usize, out: &mut [f32]) {
         match self.matrix {
