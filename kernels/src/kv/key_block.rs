@@ -16,7 +16,7 @@ use core::ops::Range;
 pub(crate) enum Keys {
     /// Rows that are not packed yet.
     Rows(AnyRows),
-    /// Packed keys, whole panels. If they are scattered, as many table entries follow: memory to prefetch.
+    /// Packed keys, whole panels. If they are scattered, a table entry follows for each panel: memory to prefetch.
     Packed(AnyPanels),
     /// Panels of int8 keys (`int8.rs`), like packed keys, and the keys' scales, in whole panels, if they have any.
     Int8 { panels: Rows<i8>, scales: Option<*const [f32]> },
@@ -59,11 +59,11 @@ pub(crate) struct Columns {
     pub(crate) cols: usize,
 }
 
-/// Distance of rows in bytes from which tiles of many rows read them from a copy: each is on a page of its own.
+/// Distance of rows in bytes from which tiles of many rows read them from a copy: each is on a different page.
 pub const FAR_ROWS: usize = 4096;
 
 impl Columns {
-    /// Returns true if the rows are evenly spaced and on pages of their own: their lines share few sets of the caches, and the
+    /// Returns true if the rows are evenly spaced and on different pages: their lines share few sets of the caches, and the
     /// hardware's prefetcher does not follow from page to page.
     #[inline]
     pub(crate) fn are_far(&self) -> bool {
@@ -73,7 +73,7 @@ impl Columns {
 }
 
 impl BlockValues {
-    /// Iterates over some of the columns, as many together as are contiguous; of int8 and int4 values, over none.
+    /// Iterates over some of the columns, contiguous ones together; of int8 and int4 values, over none.
     ///
     /// # Safety
     /// The values have these columns.

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A row is passed over three times, in first-level cache: for the mean, for the squares about it, and to be written.
-//! The squares are taken about the rounded mean, whose error the same pass measures and corrects (the corrected
+//! The squares are taken about the rounded mean; the same pass measures and corrects its error (the corrected
 //! two-pass algorithm: Chan, Golub, LeVeque 1983), so a mean much larger than the spread costs no accuracy.
 //!
 //! Sums have two chains of sixteen lanes, vectors added to them in turn, then the tree of `reduce_sum`; the few numbers
@@ -67,7 +67,7 @@ impl Norm<'_> {
 
     fn check(&self, x: usize, out: usize) {
         let width = self.gain.len();
-        assert!(width > 0 && x.is_multiple_of(width) && x == out, "whole rows, as many out as in");
+        assert!(width > 0 && x.is_multiple_of(width) && x == out, "whole rows, inputs and outputs of one length");
         assert!(self.bias.is_none_or(|bias| bias.len() == width), "a bias for each column");
     }
 }

@@ -116,7 +116,7 @@ impl fmt::Display for Bound {
 }
 
 impl Fault {
-    /// Says whose fault it is.
+    /// Makes it the fault of an argument.
     pub(crate) fn of<T>(self, argument: &'static str) -> Result<T, Misfit> {
         Err(Misfit { argument, fault: self })
     }

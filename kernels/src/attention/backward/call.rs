@@ -38,7 +38,7 @@ impl<'a> Saved<'a> {
         Self { d_lse: Some(d_lse), ..self }
     }
 
-    /// Checks that the results fit the call, whose inputs fit together.
+    /// Checks that the results fit the call; its inputs fit together.
     #[doc(hidden)] // its error has no name in `sdpa`
     pub fn fits(&self, call: &Call<'_>) -> Result<(), Misfit> {
         if call.kv.tensors().is_none() {
@@ -154,13 +154,13 @@ impl<'a> Gradients<'a> {
         Self { parameters: Some(dparameters), ..self }
     }
 
-    /// Returns the number of parameters whose gradients are wanted.
+    /// Returns the number of parameters with gradients that are wanted.
     #[doc(hidden)] // for `sdpa`
     pub fn parameter_count(&self) -> usize {
         self.parameters.as_ref().map_or(0, |gradient| gradient.len())
     }
 
-    /// Checks that the gradients fit the call, whose inputs fit together. Its bias is the one that was given, not yet broadcast.
+    /// Checks that the gradients fit the call; its inputs fit together. Its bias is the one that was given, not yet broadcast.
     #[doc(hidden)] // its error has no name in `sdpa`
     pub fn fits(&self, call: &Call<'_>) -> Result<(), Misfit> {
         let tensors = [

@@ -51,7 +51,7 @@ fn count_columns(call: &Call<'_>) -> Option<(usize, usize)> {
     Some((longest, heads.checked_mul(longest)?))
 }
 
-/// Returns the number of row blocks of a call, if each query head has as many as the longest.
+/// Returns the number of row blocks of a call, if each query head has those of the longest sequence.
 fn count_row_blocks(call: &Call<'_>) -> Option<usize> {
     let of_head = call.longest().0.div_ceil(MAX_ROW_BLOCK);
     call.sequence_count().checked_mul(call.q.shape()[1])?.checked_mul(of_head)

@@ -75,9 +75,9 @@ pub(crate) fn of_block<S: Simd>(
     prefetch
 }
 
-/// Prefetches what lies [far](Later::far) behind the scales, of so many bytes, of a block's keys or values, if tiles of few
-/// rows prefetch what lies as far behind these. Scales lie before what they scale: without theirs, each block would leave
-/// gaps in the memory that is prefetched, and the hardware's prefetcher would lose its stream.
+/// With few rows: prefetches the `bytes` of scales that will be read [far](Later::far) bytes later, as tiles do for the elements.
+/// Scales lie before what they scale: without theirs, each block would leave gaps in the memory that is prefetched, and the
+/// hardware's prefetcher would lose its stream.
 pub(crate) fn behind_scales<S: Simd>(task: &AttentionTask<'_, S>, scales: *const u8, bytes: usize) {
     let (s, rows) = (task.s, task.set.rows.len());
     if rows <= MEMORY_BOUND_ROWS {
@@ -178,7 +178,7 @@ fn push_rows<S: Simd>(
         prefetch.push_rows(at(row), task.set.rows.len().min(task.seq.q_len - row.i), dim);
     }
 }
-/// Adds the panels of `len` keys, at least one, of so many bytes each.
+/// Adds the panels of `len` keys, at least one, of `bytes` each.
 fn push_panels(prefetch: &mut PrefetchQueue, panels: Rows<i8>, len: usize, bytes: usize) {
     // SAFETY: there is a panel.
     let first = unsafe { panels.at(0) };

@@ -24,7 +24,7 @@ impl<'a> CheckedCall<'a> {
         Self { outputs, ..reading }
     }
 
-    /// Checks a call without outputs, of which only the inputs are read.
+    /// Checks a call without outputs: only its inputs are read.
     ///
     /// # Panics
     /// As [`Self::new`].

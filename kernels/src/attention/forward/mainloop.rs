@@ -44,8 +44,8 @@ pub(crate) struct Pass {
     pub(crate) nonfinite: NonFinite,
     /// Block that row blocks may end with: see [`AttentionTask::accumulate`].
     pub(crate) last: Option<usize>,
-    /// True until the first block is done, if nothing is accumulated before it. Row blocks whose outputs it writes whole are
-    /// not cleared before.
+    /// True until the first block is done, if nothing is accumulated before it. Row blocks are not cleared before if it writes
+    /// their outputs whole.
     pub(crate) fresh: bool,
 }
 
@@ -63,7 +63,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         self.run_passes(&[NonFinite::Ignored, NonFinite::Handled], scratch);
     }
 
-    /// Computes the task's rows, of which there are some, and writes them, in one pass after the other until what was
+    /// Computes the task's rows (at least one) and writes them, in one pass after the other until what was
     /// accumulated is finite, or non-finite values were handled.
     pub(crate) fn run_passes(&self, passes: &[NonFinite], scratch: &mut Scratch) {
         let regions = &mut scratch.regions(self.tiling);
@@ -159,7 +159,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     }
 
     /// Accumulates one of the task's key blocks: into what the regions hold of earlier ones, if it is `in_order`, where what is
-    /// not finite stays so until the rows are finished; else by itself.
+    /// not finite stays so until the rows are finished; otherwise alone.
     pub(crate) fn accumulate_block(&self, first: usize, in_order: bool, regions: &mut Regions<'_>) {
         let (queries, block) = (Queries::of(self, regions), core::iter::once(first));
         if in_order {

@@ -56,7 +56,7 @@ fn merge_rows<S: Simd>(
 }
 
 /// Merges outputs over other keys into outputs, `[batch, heads, rows, dim]`, by their log-sum-exps, `[batch, heads, rows, 1]`, or
-/// `[.., 2]` with what rounding leaves of them. A side whose log-sum-exp is −∞ counts for nothing, whatever its output holds.
+/// `[.., 2]` with what rounding leaves of them. A side with a log-sum-exp of −∞ counts for nothing, whatever its output holds.
 ///
 /// # Panics
 /// If the shapes do not fit together.
@@ -115,7 +115,7 @@ enum Merge {
     Mine,
     /// The other row.
     Other,
-    /// Both, with these weights, whose sum is 1.
+    /// Both, with these weights; their sum is 1.
     Both([f64; 2]),
 }
 

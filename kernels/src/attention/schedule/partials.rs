@@ -61,7 +61,7 @@ impl Partials {
         })
     }
 
-    /// Lists the work of a call whose sequences with few rows are split, and reserves memory for their parts. `None` if there is
+    /// Lists the work of a call, its sequences with few rows split, and reserves memory for their parts. `None` if there is
     /// no memory.
     ///
     /// # Panics
@@ -82,7 +82,7 @@ impl Partials {
     }
 }
 
-/// Number of floats to reserve for `floats`: half as many again, if there is memory, because sequences grow.
+/// Number of floats to reserve for `floats`: half of that again, if there is memory, because sequences grow.
 const fn with_room(floats: usize) -> usize {
     floats.saturating_add(floats / 2)
 }

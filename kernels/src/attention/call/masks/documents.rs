@@ -4,7 +4,7 @@ use crate::attention::call::mods::{BlockClass, BlockPosition, MaskError, MaskMod
 use core::ops::Range;
 use std::collections::BTreeMap;
 
-/// Mask of documents packed into one sequence: a row sees the keys of its own document.
+/// Mask of documents packed into one sequence: a row sees the keys of its document.
 ///
 /// A row belongs to the document of the key at its position ([`Position::position`]: name the call's alignment where
 /// rows and keys differ in number). Keys after the described ones belong to one more document, without an end; a row at
