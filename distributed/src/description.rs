@@ -25,7 +25,7 @@ impl Description {
         self.facts.push((what.into(), shortened(value.into())));
     }
 
-    /// Name of the positions that rows or keys have of their own, if they have any.
+    /// Name of the given positions of rows or keys, if there are any.
     pub(crate) fn positions(&self) -> Option<&'static str> {
         let given = |name: &&str| self.facts.iter().any(|(what, value)| what == name && value != "none");
         ["row positions", "key positions"].into_iter().find(given)

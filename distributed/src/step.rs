@@ -1,4 +1,4 @@
-//! Decode step over keys that are cut over ranks: each computes the states of its own blocks, and the states of the rows go
+//! Decode step over keys that are cut over ranks: each computes the states of its blocks, and the states of the rows go
 //! from rank to rank in the order of the keys.
 
 use crate::agreement::agreement;
@@ -87,7 +87,7 @@ impl<'a> Step<'a> {
                     return Err(sdpa::Error::Needs { argument: what, needs: "a call over all keys" });
                 }
                 "sequences" | "ragged" | "kv_lens" => {}
-                // Each rank has the columns of its own keys.
+                // Each rank has the columns of its keys.
                 "bias" | "mask" => description.fact(what, words.split(", ").next().unwrap_or_default()),
                 _ => description.fact(what, words),
             }
