@@ -13,7 +13,7 @@ use crate::model::ModelError;
 use crate::norm::Norm;
 use crate::pool::{Pooling, normalise};
 use crate::sequences::Sequences;
-use crate::share::{self, Rows};
+use crate::share::{self, RowSlice};
 use crate::transformer::Transformer;
 pub use config::BertConfig;
 use names::{POSITIONS, TYPES, WORDS};
@@ -254,7 +254,7 @@ impl Bert {
     ) -> Result<(), Error> {
         let width = self.width();
         self.words.look_up(input.tokens, sum, compute)?;
-        let (cost, operand) = (COST * sum.len() as f64, Rows(&mut *sum, width));
+        let (cost, operand) = (COST * sum.len() as f64, RowSlice(&mut *sum, width));
         share::rows(compute.exec(), input.tokens.len(), cost, operand, |first, rows| {
             for (row, x) in rows.0.chunks_exact_mut(width).enumerate() {
                 let kind = input.types.map_or(0, |types| types[first + row] as usize);

@@ -4,7 +4,7 @@ use crate::compute::Compute;
 use crate::error::{floats, room};
 use crate::linear::{check_rows, rows_of};
 use crate::sequences::{Places, Sequences, Start};
-use crate::share::{self, Rows};
+use crate::share::{self, RowSlice};
 use sdpa::{Bound, Error};
 use sdpa_kernels::{cos, pow, sin};
 
@@ -83,7 +83,7 @@ impl Embedding {
             let (bound, of) = (Bound::AtMost, "the last row of the table");
             return Err(Error::Entry { argument: "tokens", index, got, bound, limit, of });
         }
-        let (cost, out) = (COST * out.len() as f64, Rows(out, self.width));
+        let (cost, out) = (COST * out.len() as f64, RowSlice(out, self.width));
         share::rows(compute.exec(), tokens.len(), cost, out, |first, out| {
             for (row, &token) in out.0.chunks_exact_mut(self.width).zip(&tokens[first..]) {
                 row.copy_from_slice(self.row(token as usize));
@@ -108,7 +108,7 @@ impl Embedding {
     ) -> Result<(), Error> {
         let count = rows_of("x", x, self.width)?;
         let places = Places::new(sequences, count, start.into(), self.entries())?;
-        let (cost, x) = (COST * x.len() as f64, Rows(x, self.width));
+        let (cost, x) = (COST * x.len() as f64, RowSlice(x, self.width));
         share::rows(compute.exec(), count, cost, x, |first, x| {
             for (row, x) in x.0.chunks_exact_mut(self.width).enumerate() {
                 let add = self.row(places.of(first + row));

@@ -4,7 +4,7 @@ use crate::compute::Compute;
 use crate::error::{at_least, floats, room, same};
 use crate::linear::rows_of;
 use crate::sequences::{Places, Sequences, Start};
-use crate::share::{self, Rows};
+use crate::share::{self, RowSlice};
 use sdpa::{Bound, Error};
 use sdpa_kernels::{cos, pow, sin};
 use std::sync::Arc;
@@ -185,7 +185,7 @@ impl Rope {
         compute: &mut Compute,
         place: impl Fn(usize) -> usize + Sync,
     ) {
-        let (count, cost, x) = (x.len() / width, COST * x.len() as f64, Rows(x, width));
+        let (count, cost, x) = (x.len() / width, COST * x.len() as f64, RowSlice(x, width));
         share::rows(compute.exec(), count, cost, x, |first, x| {
             for (row, x) in x.0.chunks_exact_mut(width).enumerate() {
                 let (cos, sin) = self.table[place(first + row) * self.dim..][..self.dim].split_at(self.dim / 2);

@@ -7,7 +7,7 @@ use crate::layer_input::LayerInput;
 use crate::linear::{check_rows, rows_of};
 use crate::multi_head::{MultiHeadAttention, MultiHeadInput};
 use crate::norm::Norm;
-use crate::share::{self, Rows};
+use crate::share::{self, RowSlice};
 use sdpa::{Error, KvCache, LayerCaches};
 
 /// Cost of adding a number, in the operations that [`sdpa::Exec`] counts: the time of memory.
@@ -375,7 +375,7 @@ impl Part<'_> {
 /// `x ← x + add`.
 fn add(x: &mut [f32], add: &[f32], width: usize, compute: &mut Compute) {
     let (rows, cost) = (x.len() / width, COST * x.len() as f64);
-    share::rows(compute.exec(), rows, cost, (Rows(x, width), Rows(add, width)), |_, (x, add)| {
+    share::rows(compute.exec(), rows, cost, (RowSlice(x, width), RowSlice(add, width)), |_, (x, add)| {
         x.0.iter_mut().zip(add.0).for_each(|(x, add)| *x += add);
     });
 }

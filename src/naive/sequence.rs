@@ -4,7 +4,7 @@ use crate::{Attention, Inputs, Position, Shape};
 use sdpa_kernels::{Alignment, Cover};
 
 /// Sequence of a call, with the call's settings, inputs and sizes.
-pub(super) struct Sequence<'a> {
+pub(super) struct OracleSequence<'a> {
     pub(super) attention: &'a Attention,
     pub(super) inputs: &'a Inputs<'a>,
     pub(super) shape: Shape,
@@ -14,7 +14,7 @@ pub(super) struct Sequence<'a> {
     pub(super) kv_len: usize,
 }
 
-impl<'a> Sequence<'a> {
+impl<'a> OracleSequence<'a> {
     pub(super) fn new(attention: &'a Attention, inputs: &'a Inputs<'a>, shape: Shape, index: usize) -> Self {
         let (q_len, kv_len) = inputs.lengths(&shape, index);
         Self { attention, inputs, shape, index, q_len, kv_len }

@@ -224,7 +224,7 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
 
 /// Memory for the largest tile, which begins at a cache line.
 #[repr(C, align(64))]
-struct Whole([[f32; MAX_TILE_VECS * LANES]; MAX_TILE_ROWS]);
+struct LargestTile([[f32; MAX_TILE_VECS * LANES]; MAX_TILE_ROWS]);
 
 /// Computes the columns of `NV` panels from `panel` on.
 ///
@@ -237,7 +237,7 @@ unsafe fn columns<S: Simd, const NV: usize>(s: S, a: &ProductTile<'_>, panel: us
     let (column, columns) = (panel * LANES, outputs.min((panel + NV) * LANES) - panel * LANES);
     let partial = columns < NV * LANES;
     // A tile that ends inside a vector is written here first.
-    let mut whole = Whole([[0.0; MAX_TILE_VECS * LANES]; MAX_TILE_ROWS]);
+    let mut whole = LargestTile([[0.0; MAX_TILE_VECS * LANES]; MAX_TILE_ROWS]);
     let kept = TileRows::over(&mut whole.0);
     for row in (0..rows.len()).step_by(S::TILE_ROWS) {
         let tile_rows = S::TILE_ROWS.min(rows.len() - row);

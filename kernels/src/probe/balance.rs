@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Cost of reading or packing a key, in query rows.
-const READING: u64 = 3;
+const KEY_COST: u64 = 3;
 
 /// Returns how busy each of `workers` workers is with a call under a tiling, where the sequences with few rows are split if
 /// `split` says so: the fraction of the call's time in which it works rather than waits for the last to finish, if all are
@@ -73,7 +73,7 @@ fn cost_of_rows(call: &Call<'_>, set: &RowSet<'_>) -> u64 {
         pairs = pairs.saturating_add((keys.prefix + keys.end.saturating_sub(keys.start)) as u64);
     }
     let read = kept + end.saturating_sub(first.max(kept));
-    pairs.saturating_add(READING.saturating_mul(read as u64))
+    pairs.saturating_add(KEY_COST.saturating_mul(read as u64))
 }
 
 /// Returns the cost of a unit, for all the sequences that share its block.
@@ -83,5 +83,5 @@ fn cost_of_unit(call: &Call<'_>, units: &Units<'_>, unit: Unit) -> u64 {
     let sequences = units.sharers(unit).map(|entry| units.entry(entry).sequence);
     let rows: u64 = sequences.map(|sequence| call.rows_of(sequence) as u64).sum();
     // Few rows are memory-bound.
-    read * (rows.max(LANES as u64) + READING)
+    read * (rows.max(LANES as u64) + KEY_COST)
 }

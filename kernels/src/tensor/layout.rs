@@ -207,7 +207,7 @@ impl Layout {
             extent += dim.stride * dim.last;
             beyond
         });
-        if nested { Some(true) } else { Differences { left: MOST_DIFFERENCES }.none_is_zero(&dims, 0, true) }
+        if nested { Some(true) } else { Differences { left: MAX_DIFFERENCES }.none_is_zero(&dims, 0, true) }
     }
 
     /// Returns the element index of `[b, h, l, 0]`. In bounds for indices inside the shape of a view with elements.
@@ -233,7 +233,7 @@ struct Dim {
 }
 
 /// Largest number of differences of two indices that are examined before the search gives up.
-const MOST_DIFFERENCES: usize = 1 << 16;
+const MAX_DIFFERENCES: usize = 1 << 16;
 
 /// Search for two indices of the same element: for a nonzero difference of indices with an offset of zero.
 struct Differences {
