@@ -56,7 +56,7 @@ impl Paged {
 
 /// Panics unless both have the same keys and values, bit for bit.
 fn same_tokens(got: &Inputs<'_>, expected: &Inputs<'_>, cache: &KvCache, said: &str) {
-    let [got, expected] = [got, expected].map(|inputs| inputs.key_values().expect("as many values as keys"));
+    let [got, expected] = [got, expected].map(|inputs| inputs.key_values().expect("a value for each key"));
     let KvShape { kv_heads, head_dim, value_dim } = cache.shape();
     let longest = cache.lens().iter().copied().max().unwrap_or(0);
     for at in indices([cache.sequences(), kv_heads, longest, head_dim.max(value_dim)]) {
@@ -86,7 +86,7 @@ pub(super) fn check(rng: &mut Rng) {
         .map(|_| if rng.one_in(2) { Home::integers(rng) } else { Home::Cache(rng.pick(&DTYPES)) })
         .collect();
     let mut alone: Vec<KvCache> = homes.iter().enumerate().map(|(layer, &home)| empty(rng, home, layer)).collect();
-    let mut caches = LayerCaches::new(alone.clone()).expect("as many sequences");
+    let mut caches = LayerCaches::new(alone.clone()).expect("the same sequences");
     let (mut paged, mut said) = (Paged::new(rng, &alone[0]), format!("{homes:?}:"));
     for _ in 0..1 + rng.below(15) {
         let b = rng.below(SEQUENCES);
