@@ -1,4 +1,4 @@
-//! Latent caches, whose values are the first columns of the keys: the bits of a cache that stores both, in less memory.
+//! Latent caches: values are the first columns of the keys. They have the bits of a cache that stores both, in less memory.
 
 use crate::counting::counted;
 use crate::kv_support::{append_part, cuts, empty_cache, same_cache, same_full};
@@ -12,7 +12,7 @@ use sdpa::{
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
-/// The case with the first columns of its keys for values, as many as it has or as keys have.
+/// The case with the first columns of its keys for values: its `value_dim`, or those that keys have.
 fn latent(case: Case) -> Case {
     let [b, h, n, _] = case.v.shape;
     let dim = case.v.shape[3].min(case.k.shape[3]);

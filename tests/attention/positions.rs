@@ -1,4 +1,4 @@
-//! Rows and keys with positions of their own: the bits of default ones, the oracle's numbers, packed documents,
+//! Rows and keys with given positions: the bits of default ones, the oracle's numbers, packed documents,
 //! padding, refusals.
 
 use crate::options::{Case, Full, Wanted, check_against_oracle, kept};

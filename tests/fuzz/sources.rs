@@ -86,7 +86,7 @@ fn empty(case: &Case) -> KvCache {
     .expect("good sizes")
 }
 
-/// Scales of so many channels: from too small for keys of this size to much too large.
+/// Scales of channels: from too small for keys of this size to much too large.
 pub(crate) fn channel_scales(channels: usize, most: f32) -> Vec<f32> {
     (0..channels).map(|i| most * (0.5 + (i % 7) as f32) / 127.0).collect()
 }

@@ -41,7 +41,7 @@ impl Draw {
         self.0.pick(from)
     }
 
-    /// From 1 to so many.
+    /// From 1 to `most`.
     fn upto(&mut self, most: usize) -> usize {
         1 + self.0.below(most)
     }

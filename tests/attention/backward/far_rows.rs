@@ -1,5 +1,5 @@
-//! Rows whose scores are all far from 0, as those that a finite mask hides wholly: their log-sum-exp, rounded to `f32`, does not say
-//! how many keys there are, and weights must be right nevertheless.
+//! Rows with scores that are all far from 0, as those that a finite mask hides wholly: their log-sum-exp, rounded to `f32`, does
+//! not say how many keys there are, and weights must be right nevertheless.
 
 use super::oracle::error;
 use super::support::Back;

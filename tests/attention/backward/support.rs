@@ -47,7 +47,7 @@ impl Full {
 }
 
 impl Back {
-    /// A random case of at most so many products, with any options that have derivatives.
+    /// A random case of at most `most` products, with any options that have derivatives.
     pub(super) fn random(rng: &mut Rng, most: usize) -> Self {
         let case = Case::random(rng, most);
         let dropout = (rng.below(4) == 0).then(|| Dropout { p: rng.pick(&[0.1, 0.5]), seed: rng.bits(), offset: 3 });

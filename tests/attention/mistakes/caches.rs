@@ -12,7 +12,7 @@ fn cache() -> KvCache {
     cache
 }
 
-/// One sequence of 1000 keys, of which the last 100 and the first 4 may be seen.
+/// One sequence of 1000 keys; the last 100 and the first 4 may be seen.
 fn sliding() -> KvCache {
     let mut cache =
         KvCache::sliding(1, KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 }, NonZeroUsize::new(100).unwrap(), 4)

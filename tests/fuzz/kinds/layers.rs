@@ -11,7 +11,7 @@ const SEQUENCES: usize = 2;
 /// Longest sequence.
 const MOST: usize = 700;
 
-/// A pool, and the pages of each sequence, none of which is another's.
+/// A pool, and the pages of each sequence; no page is another's.
 struct Paged {
     pool: PagePool,
     entries: Vec<u32>,
@@ -65,7 +65,7 @@ fn same_tokens(got: &Inputs<'_>, expected: &Inputs<'_>, cache: &KvCache, said: &
     }
 }
 
-/// An empty cache of a layer, of which any but the first may slide.
+/// An empty cache of a layer; any layer but the first may slide.
 fn empty(rng: &mut Rng, home: Home, layer: usize) -> KvCache {
     let shape = KvShape { kv_heads: rng.up_to(2), head_dim: 1 + rng.below(20), value_dim: 1 + rng.below(20) };
     let cache = match layer > 0 && rng.one_in(3) {

@@ -1,4 +1,4 @@
-//! States and merges whose parts do not fit together.
+//! States and merges with parts that do not fit together.
 
 use crate::fuzzer::array::At;
 use crate::fuzzer::bits::{Recorder, settle, sizes};
@@ -58,7 +58,7 @@ pub(super) fn check(rng: &mut Rng) {
     assert_eq!(merged.is_ok(), first == if fits { k[2] } else { 0 }, "{what}, then from {first}: {merged:?}");
 }
 
-/// What a state gives whose keys come in pieces, or one merged of others; or what two results are merged to.
+/// What a state gives if its keys come in pieces, or one merged of others; or what two results are merged to.
 pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
     if rng.one_in(4) {
         return bits_of_merged(rng, recorder);
