@@ -25,7 +25,7 @@ pub struct Attention {
     pub(crate) alignment: Option<Alignment>,
     pub(crate) precision: Precision,
     pub(crate) dropout: Option<Dropout>,
-    /// Row and key of all that a part's first are, for dropout.
+    /// Numbers of a part's first row and first key in the whole call, for dropout.
     pub(crate) dropout_from: [usize; 2],
 }
 

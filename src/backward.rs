@@ -29,7 +29,7 @@ use sdpa_kernels::{
 /// (Dao 2023, arXiv:2307.08691). Gradients have the same bits for any number of threads.
 ///
 /// Weights are computed from the log-sum-exp, an `f32`, with a relative error of up to 2⁻¹⁷ by its rounding. Where it is 256 or
-/// more (a row that a finite mask hides wholly, scores of thousands), what its rounding leaves counts too: from a second
+/// more (a row that a finite mask hides wholly, scores of thousands), its rounding error counts too: from a second
 /// column of `lse` ([`Outputs::lse`](crate::Outputs::lse)), or by one more product of queries and keys for the 96 rows around. A
 /// call over some of the keys, with results over all, needs the second column there.
 ///

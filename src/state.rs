@@ -20,9 +20,8 @@ use waiting::Waiting;
 /// However the keys are divided, the result has the bits of one call over all keys: keys that do not fill a block of
 /// 256 are copied and wait until it is full. States over different keys can be merged.
 ///
-/// Position-dependent rules need an [`Alignment::TopLeft`](crate::Alignment::TopLeft) or
-/// [`Alignment::Offset`](crate::Alignment::Offset), because the final number of keys
-/// is not known, or positions of rows and keys.
+/// Position-dependent rules need [`Alignment::TopLeft`](crate::Alignment::TopLeft),
+/// [`Alignment::Offset`](crate::Alignment::Offset), or positions of rows and keys, because the final number of keys is not known.
 ///
 /// ```
 /// # use sdpa::{Attention, AttnState, Exec, KvShape, View, ViewMut};

@@ -42,7 +42,7 @@ pub(crate) struct Keys<'a> {
 }
 
 impl Rows<'_> {
-    /// Number of columns of the log-sum-exps that are wanted: one, or two with what rounding leaves of each.
+    /// Number of columns of the log-sum-exps that are wanted: one, or two with the rounding error of each.
     pub(crate) fn lse_columns(&self) -> Option<usize> {
         self.outputs.lse.as_ref().map(|lse| lse.shape()[3])
     }

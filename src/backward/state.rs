@@ -72,7 +72,7 @@ impl<'a> BackwardState<'a> {
     /// As [`Attention::backward`]; [`Error::Needs`] for what a state cannot know:
     /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences; and the log-sum-exp of rows
     /// beyond ±256, such as rows that a finite mask hides wholly, unless a second column of `lse`
-    /// ([`Outputs::lse`](crate::Outputs::lse)) has what its rounding leaves.
+    /// ([`Outputs::lse`](crate::Outputs::lse)) has its rounding error.
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
         let mut state = Self { call, saved, exec, keys: 0, workspace: Workspace::new() };

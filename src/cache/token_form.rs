@@ -4,8 +4,8 @@ use crate::error::{Error, same};
 use crate::shape::KvShape;
 use sdpa_kernels::{CacheFormat, Dtype, Isa, Tensor};
 
-/// Refuses keys and values of other sizes than these, which are those of `of`. What the tensors hold is for
-/// [`check_elements`], once there is memory for it: a view may be huge.
+/// Refuses keys and values if their sizes are not `shape`, the sizes of `of`. [`check_elements`] looks at the elements, once
+/// there is memory for them: a view may be huge.
 pub(crate) fn check_tokens(shape: KvShape, of: &'static str, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
     let KvShape { kv_heads, head_dim, value_dim } = shape;
     let [batch, _, rows, _] = k.shape();

@@ -154,11 +154,11 @@ impl Settings {
 }
 
 /// Merges two results over different keys by their LSEs: `out` and `lse` become, up to rounding, the result of
-/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`, or `[.., 2]` of LSEs
-/// with what rounding leaves of them ([`Outputs::lse`](crate::Outputs::lse)).
+/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`, or `[.., 2]` if
+/// LSEs have their rounding errors in a second column ([`Outputs::lse`](crate::Outputs::lse)).
 ///
-/// An LSE far from 0 needs that: rounded to `f32` it is off by up to |LSE| · 2⁻²⁴, which is a relative error of all weights of
-/// its side. At 10⁹ it does not say how many keys there were.
+/// An LSE far from 0 needs the second column: rounded to `f32` it is off by up to |LSE| · 2⁻²⁴, which is a relative error of all
+/// weights of its side. At 10⁹ it does not say how many keys there were.
 ///
 /// A side with an LSE of −∞ has seen no key and is ignored, even if its output holds NaN; if both LSEs are −∞, the output
 /// is 0 and the LSE −∞. Only one of the two results may include a sink. (Flash-Decoding; `merge_state` in FlashInfer.

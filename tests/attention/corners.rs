@@ -117,7 +117,7 @@ fn merge_says_what_is_wrong_with_an_lse() {
     let mine = (ViewMut::bhld(&mut out, [2, 4, 3, 7]).unwrap(), ViewMut::bhld(&mut lse, [2, 4, 3, 3]).unwrap());
     let view = |shape| sdpa::View::bhld(&zeros, shape).unwrap();
     let error = sdpa::merge(mine, (view([2, 4, 3, 7]), view([2, 4, 3, 1]))).unwrap_err();
-    let words = "lse: last dimension is 3, but must be 1 (one value a row), or 2 (and what its rounding leaves)";
+    let words = "lse: last dimension is 3, but must be 1 (one value a row), or 2 (and its rounding error)";
     assert_eq!(error.to_string(), words);
 }
 

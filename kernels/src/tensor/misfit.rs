@@ -149,9 +149,9 @@ pub(crate) fn one_a_row(argument: &'static str, got: usize) -> Result<(), Misfit
     if got == 1 { Ok(()) } else { Fault::Wide { got, expected: "1 (one value a row)" }.of(argument) }
 }
 
-/// Checks that a log-sum-exp has one value a row, or two: what its rounding leaves is in a second column.
+/// Checks that a log-sum-exp has one value a row, or two: a second column has its rounding error.
 pub fn one_or_two_a_row(argument: &'static str, got: usize) -> Result<(), Misfit> {
-    let expected = "1 (one value a row), or 2 (and what its rounding leaves)";
+    let expected = "1 (one value a row), or 2 (and its rounding error)";
     if matches!(got, 1 | 2) { Ok(()) } else { Fault::Wide { got, expected }.of(argument) }
 }
 

@@ -116,7 +116,7 @@ fn slopes_and_functions_may_put_scores_far_from_zero() {
     check("function", &back);
 }
 
-/// What rounding leaves of the log-sum-exp comes with it or is computed anew, with the same bits, on any number of threads; and the
+/// The rounding error of the log-sum-exp comes with it or is computed anew, with the same bits, on any number of threads; and the
 /// gradients of rows near 0 do not depend on the rows beside them.
 #[test]
 fn gradients_have_the_same_bits_with_the_second_column() {
@@ -173,7 +173,7 @@ fn calls_over_some_of_the_keys_are_no_calls_over_all() {
     }
 }
 
-/// A log-sum-exp at the limit is taken as it is; beyond, a state refuses it unless what its rounding leaves is there.
+/// A log-sum-exp at the limit is taken as it is; beyond, a state refuses it unless its rounding error is there.
 #[test]
 fn a_state_refuses_rows_far_from_zero_without_the_second_column() {
     let x = [0.5f32; 2 * 8];

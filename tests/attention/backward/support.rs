@@ -93,7 +93,7 @@ impl Back {
         self.forward_columns(exec, 1)
     }
 
-    /// Output and log-sum-exp, of one column, or of two with what its rounding leaves.
+    /// Output and log-sum-exp, of one column, or of two with its rounding error.
     pub(super) fn forward_columns(&self, exec: Exec, columns: usize) -> [Tensor; 2] {
         let ([b, h, l, _], [.., dv]) = (self.case.q.shape, self.case.v.shape);
         let (mut out, mut lse) = (Self::blank([b, h, l, dv]), Self::blank([b, h, l, columns]));

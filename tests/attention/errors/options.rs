@@ -363,7 +363,7 @@ fn results_that_do_not_merge() {
             [2, 4, 3, 3],
             [2, 4, 3, 7],
             [2, 4, 3, 1],
-            "lse: last dimension is 3, but must be 1 (one value a row), or 2 (and what its rounding leaves)",
+            "lse: last dimension is 3, but must be 1 (one value a row), or 2 (and its rounding error)",
         ),
         ([2, 4, 3, 7], [2, 4, 3, 1], [1, 4, 3, 7], [2, 4, 3, 1], "other out: batch is 1, but out has 2"),
         ([2, 4, 3, 7], [2, 4, 3, 1], [2, 4, 3, 6], [2, 4, 3, 1], "other out: value_dim is 6, but out has 7"),

@@ -77,12 +77,12 @@ fn sizes_that_do_not_match() {
         argument: "lse",
         what: "last dimension",
         got: 9,
-        expected: "1 (one value a row), or 2 (and what its rounding leaves)",
+        expected: "1 (one value a row), or 2 (and its rounding error)",
     };
     says(
         with(4, 3, 9),
         &one,
-        "lse: last dimension is 9, but must be 1 (one value a row), or 2 (and what its rounding leaves)",
+        "lse: last dimension is 9, but must be 1 (one value a row), or 2 (and its rounding error)",
     );
     // Too short is as wrong as too long, and 0 is not a wildcard.
     for got in [0, 1] {

@@ -99,7 +99,7 @@ fn merges(rng: &mut Rng) {
     let (mut mine, mut mine_lse) = (vec![7.0; good.iter().product()], vec![0.25; lse.iter().product()]);
     let views = (ViewMut::bhld(&mut mine, good), ViewMut::bhld(&mut mine_lse, lse));
     let merged = merge((views.0.expect("dense"), views.1.expect("dense")), (view(other), view(other_lse)));
-    // A second column has what rounding leaves of the first.
+    // A second column has the rounding error of the first.
     let fits = other == good && [1, 2].contains(&lse[3]) && with_one(lse) == with_one(good) && other_lse == lse;
     assert_eq!(merged.is_ok(), fits, "{good:?} {lse:?} {other:?} {other_lse:?}: {merged:?}");
     // Both weigh the same.

@@ -26,7 +26,7 @@ pub struct Saved<'a> {
 
 impl<'a> Saved<'a> {
     /// Takes the forward call's output `out`, `[batch, heads, q_len, value_dim]`, and its log-sum-exp `lse`, `[batch,
-    /// heads, q_len, 1]`, or with what rounding leaves of it in a second column ([`Outputs::lse`](crate::Outputs::lse)), both as
+    /// heads, q_len, 1]`, or with its rounding error in a second column ([`Outputs::lse`](crate::Outputs::lse)), both as
     /// that call wrote them; and `d_out`, the gradient of the loss in the output.
     pub fn new(out: impl Into<Tensor<'a>>, lse: View<'a>, d_out: impl Into<Tensor<'a>>) -> Self {
         Self { out: out.into(), lse, d_out: d_out.into(), d_lse: None }
@@ -62,7 +62,7 @@ impl<'a> Saved<'a> {
         Ok(())
     }
 
-    /// Returns true if rows are [far](is_far) from 0, and what rounding leaves of their log-sum-exps is not there.
+    /// Returns true if rows are [far](is_far) from 0, and the rounding errors of their log-sum-exps are not there.
     #[doc(hidden)] // for `sdpa`
     pub fn lacks_rests(&self) -> bool {
         let [batch, heads, rows, columns] = self.lse.shape();

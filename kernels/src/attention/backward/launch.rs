@@ -7,7 +7,7 @@
 //! one of all heads before the next, so a worker waits only for what another is at, and seldom. So every sum is taken in
 //! one order, whoever takes it: gradients have the same bits for any number of threads.
 //!
-//! If rows are far from 0 and what rounding leaves of their log-sum-exps is not there, workers first take row blocks and sum
+//! If rows are far from 0 and the rounding errors of their log-sum-exps are not there, workers first take row blocks and sum
 //! their exponentials over all keys. Key blocks begin when all of these are done.
 
 use crate::attention::backward::call::{Gradients, Saved};
@@ -30,7 +30,7 @@ use crate::work_queue::{Queue, Stop};
 /// Backward pass bound to its gradients: queues of row blocks and key blocks that workers take until they are empty.
 pub struct BackwardLaunch<'a> {
     pass: BackwardPass<'a>,
-    /// Row blocks to be summed first, if some rows are far from 0 and what rounding leaves of their log-sum-exps is not there.
+    /// Row blocks to be summed first, if some rows are far from 0 and the rounding errors of their log-sum-exps are not there.
     row_blocks: Queue,
     columns: Queue,
 }

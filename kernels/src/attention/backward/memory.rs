@@ -119,8 +119,8 @@ pub(crate) enum RowNumber {
     Dot,
     /// 1 once the other numbers are ready.
     Begun,
-    /// Log-sum-exp of the scores that are counted from the row's reference: of a row that is far from 0, what rounding leaves
-    /// of the saved one.
+    /// Log-sum-exp of the scores that are counted from the row's reference: of a row that is far from 0, the rounding error of
+    /// the saved one.
     Lse,
     /// Number that scores are counted from: the saved log-sum-exp of a row that is far from 0, otherwise 0.
     Reference,

@@ -51,9 +51,9 @@ impl<S: Simd> Column<'_, S> {
         kept
     }
 
-    /// Sums the exponentials of the row block's rows over all keys, if some are far from 0, and keeps what rounding leaves of their
-    /// log-sum-exps. A difference larger than any rounding counts as 0: the call then has only some of the keys that the saved
-    /// log-sum-exp is over.
+    /// Sums the exponentials of the row block's rows over all keys, if some are far from 0, and keeps the rounding errors of
+    /// their log-sum-exps. A difference larger than any rounding counts as 0: the call then has only some of the keys that the
+    /// saved log-sum-exp is over.
     ///
     /// # Safety
     /// The row block's memory is this worker's.
