@@ -33,7 +33,7 @@ pub(crate) struct Attended {
 }
 
 impl Data {
-    /// Creates data whose values tell keys apart: each stands out in a few of its numbers.
+    /// Creates data with values that tell keys apart: each stands out in a few of its numbers.
     pub(crate) fn new() -> Self {
         let v = (0..HEADS * ROWS * DIM).map(|i| ((i / DIM * (i % DIM + 1)) as f32 * 0.37).sin()).collect();
         Self { q: numbers(1, HEADS * ROWS * DIM), k: numbers(2, HEADS * ROWS * DIM), v }

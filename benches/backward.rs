@@ -92,7 +92,7 @@ fn sizes(shape: &Shape) -> [[usize; 4]; 4] {
 }
 
 fn view(data: &[f32], shape: [usize; 4]) -> View<'_> {
-    View::bhld(data, shape).expect("as many as the shape has")
+    View::bhld(data, shape).expect("data of this shape")
 }
 
 fn compare(workload: &Workload, isa: Isa, threads: usize) {

@@ -21,7 +21,7 @@ use std::time::Instant;
 const HEADS: [usize; 2] = [32, 8];
 const DIM: usize = 128;
 const PAGE: usize = 16;
-/// Layers whose appends make up a step.
+/// Layers with appends that make up a step.
 const LAYERS: usize = 32;
 
 /// Caches and tensors that are decoded.
@@ -116,7 +116,7 @@ fn caches(k: &[f32], v: &[f32], shape: [usize; 4]) -> Vec<(&'static str, KvCache
 }
 
 fn view(data: &[f32], shape: [usize; 4]) -> View<'_> {
-    View::bhld(data, shape).expect("as many as the shape has")
+    View::bhld(data, shape).expect("data of this shape")
 }
 
 /// In which order keys and heads lie.
@@ -132,7 +132,7 @@ impl Layout {
         let [batch, heads, keys, dim] = shape;
         match self {
             Self::HeadsFirst => view(data, shape),
-            Self::KeysFirst => View::blhd(data, [batch, keys, heads, dim]).expect("as many as the shape has"),
+            Self::KeysFirst => View::blhd(data, [batch, keys, heads, dim]).expect("data of this shape"),
         }
     }
 }
@@ -201,7 +201,7 @@ fn time(shape: &Shape, case: &Case<'_>, exec: Exec, flush: &[f32]) -> [f64; 2] {
     times.map(|mut times| median(&mut times))
 }
 
-/// Rows of a call of several, and heads with as many key/value heads: one row a head, and four.
+/// Rows of a call of several. Heads: grouped as elsewhere, and a key/value head for each query head.
 const DRAFT: usize = 4;
 const ROW_HEADS: [[usize; 2]; 2] = [HEADS, [HEADS[1], HEADS[1]]];
 const ROW_SHAPES: &[Shape] = &[
@@ -209,7 +209,7 @@ const ROW_SHAPES: &[Shape] = &[
     Shape { name: "rows, 16k", batch: 1, keys: 16384, rounds: 15, from_memory: true },
 ];
 
-/// Times several rows in one call, as a share of as many calls of one row, which read the cache each time.
+/// Times several rows in one call, as a share of the time of a call for each row, which read the cache each time.
 fn several_rows(shape: &Shape, wanted: &dyn Fn(&str) -> bool, flush: &[f32]) {
     let keys = if support::test_mode() { shape.keys.min(300) } else { shape.keys };
     let mut normal = support::normal(5);

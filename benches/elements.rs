@@ -55,7 +55,7 @@ fn distance<T: Copy>(xs: &[T], ys: &[f32], widen: fn(T) -> f32) -> f32 {
 fn main() {
     support::print_machine();
     if !support::isa().has_native_bf16() {
-        println!("this machine does not multiply bf16 by itself: native is exact");
+        println!("this machine has no bf16 dot product: native is exact");
     }
     for workload in WORKLOADS.iter().filter(|w| NAMES.contains(&w.name)).map(|w| w.for_mode()) {
         let tensors = workload.tensors();

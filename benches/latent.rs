@@ -1,6 +1,6 @@
-//! Latent heads (DeepSeek's multi-head latent attention, absorbed): 128 query heads on one key of 576 elements, of which 512
-//! are the value. A step over a past, as a share of the machine's peak, from tensors and from caches; beside it, heads of 128.
-//! `cargo bench --bench latent`, with lengths: `-- 4096`.
+//! Latent heads (DeepSeek's multi-head latent attention, absorbed): 128 query heads on one key of 576 elements; the first 512 are
+//! the value. A step over a past, as a share of the machine's peak, from tensors and from caches; beside it, heads of 128. `cargo
+//! bench --bench latent`, with lengths: `-- 4096`.
 
 #[path = "support/interleaved.rs"]
 mod interleaved;
@@ -16,7 +16,7 @@ const HEADS: usize = 128;
 const ROUNDS: usize = 9;
 
 fn view(data: &[f32], heads: usize, rows: usize) -> View<'_> {
-    View::bhld(data, [1, heads, rows, data.len() / heads / rows]).expect("as many as the shape has")
+    View::bhld(data, [1, heads, rows, data.len() / heads / rows]).expect("data of this shape")
 }
 
 /// A step that attends over a source, and its memory.

@@ -29,7 +29,7 @@ impl<'a> Call<'a> {
     }
 
     fn run(&mut self, exec: Exec, workspace: &mut Workspace) {
-        let out = ViewMut::bhld(&mut self.out, self.inputs.queries().shape()).expect("as many as the shape has");
+        let out = ViewMut::bhld(&mut self.out, self.inputs.queries().shape()).expect("data of this shape");
         let attention = Attention::new().causal().align(Alignment::BottomRight);
         let problem = attention.problem(self.inputs, Outputs::new(out)).expect("a good call");
         let plan = Plan::new(&problem, exec);
@@ -54,7 +54,7 @@ impl Store {
         for (sequence, &keys) in lens.iter().enumerate() {
             let shape = [1, HEADS[1], keys, DIM];
             let [k, v] = [1, 2].map(|seed| random(HEADS[1] * keys * DIM, seed));
-            let view = |x| View::bhld(x, shape).expect("as many as the shape has");
+            let view = |x| View::bhld(x, shape).expect("data of this shape");
             cache.append_to(sequence, view(&k), view(&v)).expect("they fit");
         }
         let pages = width * lens.len();
@@ -64,12 +64,12 @@ impl Store {
 
     fn pages(&self) -> Pages<'_> {
         let shape = [self.entries.len(), HEADS[1], PAGE, DIM];
-        let [k, v] = self.pools.each_ref().map(|pool| View::bhld(pool, shape).expect("as many as the shape has"));
+        let [k, v] = self.pools.each_ref().map(|pool| View::bhld(pool, shape).expect("data of this shape"));
         Pages::new(k, v, BlockTable { entries: &self.entries, lens: &self.lens }).expect("a good table")
     }
 }
 
-/// Calls over the same keys and values: all sequences together, each by itself, and padded.
+/// Calls over the same keys and values: all sequences together, each alone, and padded.
 struct Calls<'a> {
     together: Call<'a>,
     alone: Vec<Call<'a>>,

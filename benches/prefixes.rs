@@ -1,4 +1,4 @@
-//! Decoding eight sequences that have a prompt of 4096 keys in common, and 64 keys of their own: as forks of a cache, and
+//! Decoding eight sequences that have a prompt of 4096 keys in common, and 64 further keys each: as forks of a cache, and
 //! as tables that name the same pages, each against eight copies of the prompt. Cold memory; `cargo bench --bench prefixes`.
 
 #[path = "support/interleaved.rs"]
@@ -25,7 +25,7 @@ fn prompt() -> usize {
 }
 
 fn view(data: &[f32], shape: [usize; 4]) -> View<'_> {
-    View::bhld(data, shape).expect("as many as the shape has")
+    View::bhld(data, shape).expect("data of this shape")
 }
 
 /// Home of the prompt: one for all sequences, or one for each.

@@ -1,5 +1,5 @@
-//! Threads: how many times faster a call is on 2, 4, 8, … threads than on one, beside what callers that share nothing reach
-//! on as many threads: each runs the same call by itself, on tensors of its own. Calls are made from within rayon's pool.
+//! Threads: how many times faster a call is on 2, 4, 8, … threads than on one, beside what callers that share nothing reach on
+//! the same number of threads: each runs the same call alone, on separate tensors. Calls are made from within rayon's pool.
 //! `cargo bench --bench scaling`, with a filter on names: `-- long`.
 //!
 //! The callers fall short of the number of threads, too, where cores share memory's bandwidth, power or execution units: the
@@ -60,12 +60,12 @@ impl Caller {
         problem.run(&plan, &mut self.workspace);
     }
 
-    /// Returns the seconds of a call from within the pool, by as many calls as a burst has time for.
+    /// Returns the seconds of a call from within the pool, by the calls that a burst has time for.
     fn burst_in_pool(&mut self, exec: Exec) -> f64 {
         rayon::scope(|_| self.burst(exec))
     }
 
-    /// Returns the seconds of a call, by as many calls as a burst has time for.
+    /// Returns the seconds of a call, by the calls that a burst has time for.
     fn burst(&mut self, exec: Exec) -> f64 {
         let (start, mut calls) = (Instant::now(), 0);
         loop {

@@ -37,10 +37,10 @@ impl Texts {
 
     fn run(&self, ragged: Option<&[usize]>, out: &mut [f32], workspace: &mut Workspace) {
         let shape = self.shape(ragged.is_some());
-        let [q, k, v] = self.qkv.each_ref().map(|x| View::bhld(x, shape).expect("as many as the shape has"));
+        let [q, k, v] = self.qkv.each_ref().map(|x| View::bhld(x, shape).expect("data of this shape"));
         let inputs = Inputs::new(q, k, v);
         let inputs = ragged.map_or(inputs, |ends| inputs.ragged(ends, ends));
-        let outputs = Outputs::new(ViewMut::bhld(out, shape).expect("as many as the shape has"));
+        let outputs = Outputs::new(ViewMut::bhld(out, shape).expect("data of this shape"));
         let problem = Attention::new().problem(inputs, outputs).expect("a good call");
         let plan = Plan::new(&problem, Exec::serial());
         problem.run(&plan, workspace);

@@ -1,7 +1,7 @@
 //! Workers: what the queue, the threads and waking them cost. `taskset -c 0,1 cargo bench --bench workers`, with a filter on
 //! names: `-- bert`, `-- steps`.
 //!
-//! Tasks: 64 workers on as many cores as there are, against one worker a core, on one queue of tiny tasks. Both do the same
+//! Tasks: 64 workers on the cores that there are, against one worker a core, on one queue of tiny tasks. Both do the same
 //! work. Workloads: `ThreadPool` against rayon, on all cores, calls from within its pool. Steps: work of some microseconds on
 //! one worker, and in halves on two, at once one after the other or with pauses in which threads fall asleep.
 
@@ -25,12 +25,12 @@ fn pool(threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool")
 }
 
-/// Runs a batch, each of which is a task, on a pool's threads.
+/// Runs a batch on a pool's threads; each entry is a task.
 fn run(pool: &rayon::ThreadPool, x: &[f32], out: &mut [f32], workspace: &mut Workspace) {
     let shape = [x.len() / ROWS / DIM, 1, ROWS, DIM];
-    let x = View::bhld(x, shape).expect("as many as the shape has");
+    let x = View::bhld(x, shape).expect("data of this shape");
     pool.install(|| {
-        let outputs = Outputs::new(ViewMut::bhld(out, shape).expect("as many as the shape has"));
+        let outputs = Outputs::new(ViewMut::bhld(out, shape).expect("data of this shape"));
         let problem = Attention::new().problem(Inputs::new(x, x, x), outputs).expect("a good call");
         let plan = Plan::new(&problem, Exec::default().isa(support::isa()));
         problem.run(&plan, workspace);
@@ -84,7 +84,7 @@ fn workload(workload: Workload, threads: &ThreadPool, rayon: &rayon::ThreadPool)
     println!("{:20} ThreadPool {ours:8.3} ms  rayon {rayons:8.3} ms  ({:.3})", workload.name, ours / rayons);
 }
 
-/// Arithmetic, so many times.
+/// Arithmetic, `times` times.
 fn work(times: usize) {
     let sum = (0..times).fold(1.0f64, |x, _| x * 1.000_000_1 + 0.1);
     std::hint::black_box(sum);
@@ -104,7 +104,7 @@ fn step(pause: Duration, steps: usize, step: &mut dyn FnMut()) -> f64 {
     median(&mut (0..steps).map(|_| one()).collect::<Vec<_>>())
 }
 
-/// Steps of so many microseconds on one worker and on two.
+/// Steps of some microseconds on one worker and on two.
 fn steps(threads: &ThreadPool, rayon: &rayon::ThreadPool) {
     let count = |micros: u64| if support::test_mode() { 2 } else { (100_000 / micros) as usize };
     let unit = step(Duration::ZERO, count(100), &mut || work(100_000)) / 100_000.0;

@@ -55,19 +55,19 @@ fn run(_: &Given) -> Result<(), Box<dyn Error>> {
 fn projection(data: &[f32], tokens: usize) -> Array2<f32> {
     let heads = ArrayView4::from_shape((1, HEADS, tokens, HEAD_DIM), data).expect("a fixture's shape");
     let rows: Array4<f32> = heads.permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned();
-    rows.into_shape_with_order((tokens, WIDTH)).expect("as many elements")
+    rows.into_shape_with_order((tokens, WIDTH)).expect("the same number of elements")
 }
 
 /// `[tokens, heads · dim]` as `[1, heads, tokens, dim]`.
 fn heads(rows: ArrayView2<'_, f32>) -> ArrayView4<'_, f32> {
     let shape = (rows.nrows(), HEADS, HEAD_DIM);
-    let split = rows.into_shape_with_order(shape).expect("as many elements");
+    let split = rows.into_shape_with_order(shape).expect("the same number of elements");
     split.insert_axis(Axis(0)).permuted_axes([0, 2, 1, 3])
 }
 
 /// `[tokens, heads · dim]` as `[1, heads, tokens, dim]`.
 fn heads_mut(rows: ArrayViewMut2<'_, f32>) -> ArrayViewMut4<'_, f32> {
     let shape = (rows.nrows(), HEADS, HEAD_DIM);
-    let split = rows.into_shape_with_order(shape).expect("as many elements");
+    let split = rows.into_shape_with_order(shape).expect("the same number of elements");
     split.insert_axis(Axis(0)).permuted_axes([0, 2, 1, 3])
 }

@@ -3,7 +3,6 @@
 use crate::cache;
 use crate::error::{Error, at_most};
 use crate::inputs::{Inputs, check_period};
-use crate::likely;
 use crate::plan::problem::Problem;
 use crate::shape::Shape;
 use sdpa_kernels::{
@@ -26,7 +25,7 @@ pub struct Attention {
     pub(crate) alignment: Option<Alignment>,
     pub(crate) precision: Precision,
     pub(crate) dropout: Option<Dropout>,
-    /// Row and key of all that a part's first are, for dropout.
+    /// Numbers of a part's first row and first key in the whole call, for dropout.
     pub(crate) dropout_from: [usize; 2],
 }
 
@@ -63,8 +62,8 @@ impl Attention {
         self
     }
 
-    /// Sets the positions of the query rows relative to the keys. Needed if there are not as many rows as keys and a
-    /// rule (causal, window, ALiBi) depends on positions.
+    /// Sets the positions of the query rows relative to the keys. Needed if the numbers of rows and keys differ and a rule
+    /// (causal, window, ALiBi) depends on positions.
     #[must_use]
     pub fn align(self, alignment: Alignment) -> Self {
         Self { alignment: Some(alignment), ..self }
@@ -110,23 +109,17 @@ impl Attention {
     /// # Errors
     /// Any [`Error`]; see its variants. Outputs are then untouched.
     pub fn problem<'a>(&self, inputs: Inputs<'a>, mut outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
-        let checked = self.checked(&inputs).and_then(|checked| {
-            cache::check_held(checked.call(), outputs.of_all_keys())?;
-            Ok(checked.writing(&mut outputs)?)
-        });
-        match checked {
-            Ok(checked) => Ok(Problem { shape: Shape::of(checked.call()), checked }),
-            Err(error) => Err(likely::of_call(error, &inputs, |name| outputs.shape_of(name))),
-        }
+        let checked = self.checked(&inputs)?;
+        cache::check_held(checked.call(), outputs.of_all_keys())?;
+        let checked = checked.writing(&mut outputs)?;
+        Ok(Problem { shape: Shape::of(checked.call()), checked })
     }
 
     /// Returns a call without outputs, if settings and inputs fit together; errors as for [`Self::problem`].
     pub(crate) fn call_alone<'a>(&self, inputs: &Inputs<'a>) -> Result<CheckedCall<'a>, Error> {
-        let checked = self.checked(inputs).and_then(|checked| {
-            cache::check_held(checked.call(), None)?;
-            Ok(checked)
-        });
-        checked.map_err(|error| likely::of_call(error, inputs, |_| None))
+        let checked = self.checked(inputs)?;
+        cache::check_held(checked.call(), None)?;
+        Ok(checked)
     }
 
     /// Returns a call without outputs, if settings and inputs fit together, whatever a cache has evicted.
@@ -136,7 +129,7 @@ impl Attention {
         let scale = self.scale_for(call.q.shape()[3]);
         let options = Options { softcap, dropout_from, ..call.options }.dropout(dropout);
         let call = Call { scale, visible, options, precision, ..call };
-        let checked = CheckedCall::new(call).map_err(|misfit| inputs.error_of(misfit))?;
+        let checked = CheckedCall::new(call)?;
         inputs.check_sequences()?;
         self.check_numbers(checked.call())?;
         check_period(call.options.period, call.sequence_count())?;
@@ -181,7 +174,7 @@ impl Attention {
         }
         let Options { alibi, ragged, kv_lens, sources, .. } = call.options;
         let Some(rule) = self.rule(alibi.is_some()) else { return Ok(Alignment::TopLeft) };
-        // Without lengths of their own, all sequences are like the first.
+        // If no source has lengths, all sequences are like the first.
         let differ = ragged.is_some() || kv_lens.is_some() || call.kv.lens().is_some();
         for index in 0..if differ { call.sequence_count() } else { call.sequence_count().min(1) } {
             let Sequence { q_len, kv_len, .. } = call.sequence(index);
@@ -193,7 +186,7 @@ impl Attention {
         Ok(Alignment::TopLeft)
     }
 
-    /// Refuses a window whose first key would be wrong because positions end at `isize::MAX`.
+    /// Refuses a window if its first key would be wrong because positions end at `isize::MAX`.
     fn check_window(&self, call: &Call<'_>) -> Result<(), Error> {
         let Some(Alignment::Offset(offset)) = self.alignment else { return Ok(()) };
         let Some([Some(left), _]) = self.visible.window.map(|window| window.sides()) else { return Ok(()) };
@@ -241,12 +234,12 @@ fn scratch_fits([head_dim, value_dim]: [usize; 2]) -> Result<(), Error> {
     scratch_of(bytes)
 }
 
-/// Refuses scratch of a worker, of so many bytes, if it is much and there is no memory for it.
+/// Refuses `bytes` of scratch for a worker, if they are many and there is no memory for them.
 pub(crate) fn scratch_of(bytes: usize) -> Result<(), Error> {
     if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) { Err(no_scratch(bytes)) } else { Ok(()) }
 }
 
-/// Returns the error of a call whose workers have no memory for their scratch, of so many bytes each.
+/// Returns the error of a call without memory for the scratch of its workers, `bytes` each.
 pub(crate) fn no_scratch(bytes: usize) -> Error {
     Error::Memory { what: "scratch of a worker", bytes }
 }

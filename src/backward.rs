@@ -11,7 +11,6 @@ pub use run::BackwardPlan;
 use crate::attention::{Attention, scratch_of};
 use crate::error::Error;
 use crate::inputs::Inputs;
-use crate::likely;
 use crate::shape::Shape;
 use crate::threads::run::Run;
 use sdpa_kernels::{
@@ -26,7 +25,7 @@ use sdpa_kernels::{
 /// (Dao 2023, arXiv:2307.08691). Gradients have the same bits for any number of threads.
 ///
 /// Weights are computed from the log-sum-exp, an `f32`, with a relative error of up to 2⁻¹⁷ by its rounding. Where it is 256 or
-/// more (a row that a finite mask hides wholly, scores of thousands), what its rounding leaves counts too: from a second
+/// more (a row that a finite mask hides wholly, scores of thousands), its rounding error counts too: from a second
 /// column of `lse` ([`Outputs::lse`](crate::Outputs::lse)), or by one more product of queries and keys for the 96 rows around. A
 /// call over some of the keys, with results over all, needs the second column there.
 ///
@@ -123,9 +122,7 @@ impl Attention {
         saved: Saved<'a>,
         gradients: Gradients<'a>,
     ) -> Result<BackwardProblem<'a>, Error> {
-        let checked = self.checked_backward(&inputs, &saved, &gradients).map_err(|error| {
-            likely::of_call(error, &inputs, |name| saved.shape_of(name).or_else(|| gradients.shape_of(name)))
-        })?;
+        let checked = self.checked_backward(&inputs, &saved, &gradients)?;
         let shape = Shape::of(checked.call());
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0);
         scratch_of(BackwardScratch::bytes_for(&tiling))?;

@@ -2,7 +2,6 @@
 
 pub(crate) mod messages;
 
-use crate::cause::Cause;
 pub(crate) use sdpa_kernels::same;
 use sdpa_kernels::{Bound, Fault, LayoutError, MAX_DIM, MaskError, Misfit, PageError};
 
@@ -60,7 +59,9 @@ pub enum Error {
         /// Size that is valid, and why.
         expected: &'static str,
     },
-    /// The number of query heads is not a multiple of the number of key/value heads.
+    /// The number of query heads is not a multiple of the number of key/value heads. If a number is one of rows, heads and rows
+    /// are swapped: [`View::bhld`](crate::View::bhld) takes batch, heads, rows, dim; [`View::blhd`](crate::View::blhd) batch,
+    /// rows, heads, dim.
     Heads {
         /// Number of query heads.
         q_heads: usize,
@@ -146,8 +147,8 @@ pub enum Error {
         bound: Bound,
         /// Limit of the range.
         limit: usize,
-        /// Meaning of the limit; `None` for the limits of cumulative lengths.
-        of: Option<&'static str>,
+        /// Meaning of the limit.
+        of: &'static str,
     },
     /// A sequence of a cache cannot be cut to a length, or at a position.
     Length {
@@ -245,7 +246,7 @@ pub enum Error {
         argument: &'static str,
         /// Number found.
         got: usize,
-        /// Number of which it should be a multiple.
+        /// Number that should divide it.
         of: usize,
     },
     /// The keys of a state do not follow those of the state that it is to be merged into.
@@ -257,31 +258,6 @@ pub enum Error {
     },
     /// A view does not fit its slice.
     Layout(LayoutError),
-    /// An error whose likely cause shows in the sizes of the call.
-    Likely {
-        /// Reason why the call was refused; never another `Likely`.
-        error: Box<Error>,
-        /// Cause.
-        cause: Cause,
-    },
-}
-
-impl Error {
-    /// Adds a cause, if there is one.
-    pub(crate) fn likely(self, cause: Option<Cause>) -> Self {
-        match cause {
-            Some(cause) => Self::Likely { error: Box::new(self), cause },
-            None => self,
-        }
-    }
-
-    /// Adds that heads and rows of keys or values look exchanged, if their number of heads is refused and `[heads,
-    /// rows]`, exchanged, would have the expected one.
-    pub(crate) fn or_exchanged(self, argument: &'static str, [heads, rows]: [usize; 2]) -> Self {
-        let looks = matches!(self, Self::Mismatch { argument: at, what: "heads", expected, .. }
-            if at == argument && expected == rows && rows > 1 && heads != rows);
-        self.likely(looks.then_some(Cause::Exchanged { argument }))
-    }
 }
 
 /// Returns `len` zeros, or [`Error::Memory`] for `what`.
@@ -295,7 +271,6 @@ impl core::error::Error for Error {
             Self::Layout(e) => Some(e),
             Self::Pages(e) => Some(e),
             Self::Mask(e) => Some(e),
-            Self::Likely { error, .. } => Some(&**error),
             _ => None,
         }
     }

@@ -1,4 +1,4 @@
-//! Documents whose snippets are compiled and run as tests; those with layers in them are in `layers/src/guide.rs`.
+//! Documents with snippets that are compiled and run as tests; those with layers in them are in `layers/src/guide.rs`.
 
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -119,20 +119,6 @@ impl<'a> Inputs<'a> {
         [self.q.shape(), kv.k_shape(), kv.v_shape()]
     }
 
-    /// Shape of a bias or mask, by its name in error messages.
-    pub(crate) fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
-        match argument {
-            "bias" => self.bias.map(|bias| bias.of.shape()),
-            "mask" => self.mask.map(|mask| mask.of.view().shape()),
-            _ => None,
-        }
-    }
-
-    /// Returns true if keys and values are tensors of the call, not of a cache or pages.
-    pub(crate) fn has_tensors(&self) -> bool {
-        matches!(self.source, Source::Tensors { .. })
-    }
-
     /// Key lengths of the sequences, if the source has them.
     fn source_lens(&self) -> Option<&'a [usize]> {
         match self.source {
@@ -143,9 +129,9 @@ impl<'a> Inputs<'a> {
     }
 
     /// Adds a bias of any element type to the scores, after softcap; −∞ hides the key. Shape
-    /// `[batch, heads, q_len, kv_len]`; dimensions of 1 are broadcast. A bias with as many heads as keys and values is by these:
-    /// the query heads that share one use its head. 16-bit elements are widened in registers: results have the bits that an
-    /// `f32` bias of the same numbers gives.
+    /// `[batch, heads, q_len, kv_len]`; dimensions of 1 are broadcast. If a bias has a head for each key/value head, the query
+    /// heads that share one use its head. 16-bit elements are widened in registers: results have the bits that an `f32` bias of
+    /// the same numbers gives.
     #[must_use]
     pub fn bias(self, bias: impl Into<Tensor<'a>>) -> Self {
         Self { bias: Some(Covered { of: bias.into(), cover: Cover::AllKeys }), ..self }
@@ -159,8 +145,8 @@ impl<'a> Inputs<'a> {
     }
 
     /// Adds a bias with columns for the last keys of each sequence only, by its own length: its last column is for the last key.
-    /// Keys before those of its first column have no bias; columns before the first key are not used. At most as many columns
-    /// as keys; batch, heads and rows as for [`Self::bias`]. States refuse it.
+    /// Keys before those of its first column have no bias; columns before the first key are not used. No more columns than keys;
+    /// batch, heads and rows as for [`Self::bias`]. States refuse it.
     #[must_use]
     pub fn bias_suffix(self, bias: impl Into<Tensor<'a>>) -> Self {
         Self { bias: Some(Covered { of: bias.into(), cover: Cover::LastKeys }), ..self }
@@ -233,7 +219,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Sets the number of valid keys of each sequence, one number a sequence, at most the rows of k that it has; keys beyond
-    /// are never visible. For tensors: caches and pages have lengths of their own, and calls over them refuse these.
+    /// are never visible. For tensors: caches and pages have their own lengths, and calls over them refuse these.
     #[must_use]
     pub fn kv_lens(self, lens: &'a [usize]) -> Self {
         Self { kv_lens: Some(lens), ..self }
@@ -293,11 +279,11 @@ impl<'a> Inputs<'a> {
     /// measure to them. First keys that a window keeps are those at positions 0 ≤ p < m.
     ///
     /// A causal mask or window is then no range of keys: each pair of a row and a key is tested in blocks of 256 keys that are
-    /// partly hidden; blocks whose least and greatest positions show that no row sees a key are skipped. A plan counts
+    /// partly hidden; blocks are skipped if their least and greatest positions show that no row sees a key. A plan counts
     /// all keys as visible, and few rows under a causal mask do not share the reading of a common prefix. Rows or keys with
     /// positions are refused by a sliding cache that has evicted keys; states take positions of all keys that will come, and
-    /// refuse those of rows alone. A packed or padded text has the bits of the text alone if its keys have the same places in
-    /// their blocks of 256, as behind padding of 256 keys; else sums are taken in another order.
+    /// refuse those of rows alone. Padding by a multiple of 256 keys, or packing behind a multiple of 256 keys, changes no bit of
+    /// a text; any other number changes the order of sums.
     ///
     /// ```
     /// use sdpa::{Attention, Inputs, Outputs, View, ViewMut};
@@ -321,7 +307,7 @@ impl<'a> Inputs<'a> {
     /// Any [`Error`] of [`Attention::problem`](crate::Attention::problem) that concerns queries, keys, values or sequences.
     pub fn shape(&self) -> Result<Shape, Error> {
         let call = self.call()?;
-        call.inputs_fit().map_err(|misfit| self.error_of(misfit))?;
+        call.inputs_fit()?;
         self.check_sequences()?;
         Ok(Shape::of(&call))
     }

@@ -85,7 +85,7 @@ impl LayerCaches {
     /// Takes back tokens that only some layers have.
     ///
     /// # Errors
-    /// [`Error::Length`] if a sliding cache has evicted keys that its next row would see, which it has not of the last append;
+    /// [`Error::Length`] if a sliding cache has already evicted keys that the next row needs (never so for the last append);
     /// all caches are then unchanged.
     pub fn roll_back(&mut self) -> Result<(), Error> {
         let sequences = (0..self.layers[0].sequences()).filter(|&sequence| self.layers[0].has_sequence(sequence));

@@ -36,8 +36,6 @@
 mod attention;
 mod backward;
 mod cache;
-mod cause;
-mod ends;
 mod error;
 #[cfg(doctest)]
 mod guide;
@@ -46,7 +44,6 @@ pub mod ieee {}
 mod inputs;
 mod kernels;
 mod layer_caches;
-mod likely;
 pub mod masks;
 pub mod naive;
 mod page_pool;
@@ -60,7 +57,6 @@ mod threads;
 pub use attention::Attention;
 pub use backward::{BackwardPlan, BackwardProblem, attention_backward, attention_backward_with};
 pub use cache::{KeyScales, KvCache, SlidingWindow};
-pub use cause::Cause;
 pub use error::Error;
 pub use inputs::Inputs;
 pub use kernels::*;

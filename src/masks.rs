@@ -2,10 +2,10 @@
 //!
 //! | mask | a row sees |
 //! |---|---|
-//! | [`Documents`] | the keys of its own document; a sequence packs several documents |
+//! | [`Documents`] | the keys of its document; a sequence packs several documents |
 //! | [`PrefixLm`] | the first keys, and all up to its own position |
 //! | [`Tree`] | the committed keys, and its ancestors in a tree of drafted tokens |
-//! | [`PerSequence`] | what the mask of its own sequence keeps: one mask for each sequence of the batch, or `None` |
+//! | [`PerSequence`] | what the mask of its sequence keeps: one mask for each sequence of the batch, or `None` |
 //! | `a.and(b)`, `a.or(b)`, `a.not()` | what both masks keep, what either keeps, what `a` hides; any masks, yours included |
 //!
 //! They classify blocks ([`MaskMod::class`](crate::MaskMod::class)), so that hidden blocks are not computed. Rules of
@@ -101,7 +101,7 @@ pub use sdpa_kernels::PerSequence;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::PrefixLm;
-/// Tree of drafted tokens, each of which sees the committed keys, its ancestors and itself.
+/// Tree of drafted tokens. Each token sees the committed keys, its ancestors and itself.
 ///
 /// ```
 /// use sdpa::{Alignment, Attention, Inputs, Mods, Outputs, Run, View, ViewMut, masks::Tree};

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::shape::Shape;
 use sdpa_kernels::{MaskMod, Mods, ScoreMod, WeightMod};
-use sequence::Sequence;
+use sequence::OracleSequence;
 
 /// Results of attention, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
 /// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_weight_sums` `[batch, kv_heads, kv_len]`. Ragged
@@ -118,7 +118,7 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
         Dense::new(kv.k_shape(), |at| element(kv.key(at))),
         Dense::new(kv.v_shape(), |at| element(kv.value(at))),
     ];
-    for sequence in (0..batch).map(|index| Sequence::new(attention, inputs, shape, index)) {
+    for sequence in (0..batch).map(|index| OracleSequence::new(attention, inputs, shape, index)) {
         for (head, row) in (0..heads).flat_map(|head| (0..q_len).map(move |row| (head, row))) {
             sequence.row(&tensors, mods, sequence.at(head, row), &mut all);
         }

@@ -4,7 +4,6 @@
 mod file;
 
 use crate::cache::{check_accepted, check_elements, check_format, check_tokens};
-use crate::ends::cumulative;
 use crate::error::{Error, at_most, same};
 use crate::shape::KvShape;
 use sdpa_kernels::{BlockTable, Bound, CacheFormat, Isa, NewTokens, PackedPool, PageError, Pages, Tensor};
@@ -115,7 +114,7 @@ impl PagePool {
         Ok(Pages::packed(&self.pool, table)?)
     }
 
-    /// Appends `n` tokens to every sequence of a table, whose lengths count them already: keys `[sequences, kv_heads,
+    /// Appends `n` tokens to every sequence of a table; its lengths count them already. Keys `[sequences, kv_heads,
     /// n, head_dim]` and values `[sequences, kv_heads, n, value_dim]` become the last `n` of each.
     ///
     /// # Errors
@@ -135,7 +134,7 @@ impl PagePool {
         self.write(table, [k, v], tokens)
     }
 
-    /// Appends tokens of different numbers to the sequences of a table, whose lengths count them already: keys
+    /// Appends tokens of different numbers to the sequences of a table; its lengths count them already. Keys
     /// `[1, kv_heads, total, head_dim]` and values `[1, kv_heads, total, value_dim]`, laid end to end; rows
     /// `ends[i]..ends[i + 1]` are the last ones of sequence `i`, as in
     /// [`Inputs::ragged_queries`](crate::Inputs::ragged_queries).
@@ -161,7 +160,7 @@ impl PagePool {
     ) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
         same("k", "batch", k.shape()[0], 1, "a ragged append")?;
-        let parts = cumulative("ends", ends, ("k", k.shape()[2]))?;
+        let parts = sdpa_kernels::cumulative("ends", ends, k.shape()[2])?;
         same("ends", "number of sequences", parts, table.lens.len(), "the block table")?;
         let tokens = ends.windows(2).enumerate();
         let tokens = tokens.map(|(sequence, at)| NewTokens { sequence, b: 0, rows: at[0]..at[1] });
@@ -250,7 +249,7 @@ impl PagePool {
         for (index, copy) in copies.iter().enumerate() {
             if let Some(&page) = copy.iter().find(|&&page| page as usize >= pages) {
                 let (got, limit) = (page as usize, pages.saturating_sub(1));
-                let (bound, of) = (Bound::AtMost, Some("the last page of the pool"));
+                let (bound, of) = (Bound::AtMost, "the last page of the pool");
                 return Err(Error::Entry { argument: "copies", index, got, bound, limit, of });
             }
         }

@@ -1,6 +1,5 @@
 //! Plans: how a problem is divided into tasks. Plain data, made from sizes alone, printable.
 
-pub(crate) mod balance;
 pub(crate) mod call_time;
 pub(crate) mod explain;
 pub(crate) mod problem;
@@ -132,6 +131,15 @@ impl Plan {
     /// Instruction set of the plan.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Returns how busy each of `workers` workers is, for the tests and benchmarks of this repository alone.
+    #[cfg(feature = "_probe")]
+    #[doc(hidden)]
+    pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Vec<f64> {
+        // A plan for another shape is replaced when it runs.
+        let plan = if self.shape == problem.shape { *self } else { Self::new(problem, self.exec()) };
+        sdpa_kernels::probe::balance(problem.call(), &plan.tiling, plan.split_rows(problem), workers)
     }
 
     /// Returns the settings that the plan was made with, but for the executor.

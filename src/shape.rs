@@ -73,7 +73,7 @@ impl KvShape {
 }
 
 impl Shape {
-    /// Returns the sizes of a call whose inputs fit together.
+    /// Returns the sizes of a call; its inputs fit together.
     pub(crate) fn of(call: &Call<'_>) -> Self {
         let ([_, heads, ..], [head_dim, value_dim]) = (call.q.shape(), call.kv.dims());
         let (batch, kv_heads, (q_len, kv_len)) = (call.sequence_count(), call.kv.kv_heads(), call.longest());

@@ -15,14 +15,13 @@ use parted_call::PartedCall;
 use sdpa_kernels::{Alignment, Call, KEY_BLOCK, Outputs, Seen, Tensor, View};
 use waiting::Waiting;
 
-/// Attention state of query rows whose keys arrive in parts: push the keys as they arrive, read the result at any time.
+/// Attention state of query rows, for keys that arrive in parts: push the keys as they arrive, read the result at any time.
 ///
 /// However the keys are divided, the result has the bits of one call over all keys: keys that do not fill a block of
 /// 256 are copied and wait until it is full. States over different keys can be merged.
 ///
-/// Position-dependent rules need an [`Alignment::TopLeft`](crate::Alignment::TopLeft) or
-/// [`Alignment::Offset`](crate::Alignment::Offset), because the final number of keys
-/// is not known, or positions of rows and keys.
+/// Position-dependent rules need [`Alignment::TopLeft`](crate::Alignment::TopLeft),
+/// [`Alignment::Offset`](crate::Alignment::Offset), or positions of rows and keys, because the final number of keys is not known.
 ///
 /// ```
 /// # use sdpa::{Attention, AttnState, Exec, KvShape, View, ViewMut};
@@ -127,8 +126,8 @@ impl<'a> AttnState<'a> {
         self.write(&mut self.parts.clone(), &mut Workspace::new(), outputs)
     }
 
-    /// Writes the result as [`Self::read`] does, for the last time: without a copy of the state, whose memory
-    /// [`Self::from_inputs_in`] can use again.
+    /// Writes the result as [`Self::read`] does, for the last time: without a copy of the state. [`Self::from_inputs_in`] can use
+    /// its memory again.
     ///
     /// # Errors
     /// As [`Self::read`].

@@ -9,7 +9,7 @@ pub(crate) mod workspace;
 
 use crate::threads::executor::Executor;
 
-/// Rayon's current pool: the one the calling thread belongs to, else the global one. Without the feature `rayon`, the
+/// Rayon's current pool: the one the calling thread belongs to, otherwise the global one. Without the feature `rayon`, the
 /// calling thread alone.
 ///
 /// Calls use this executor if you set none.

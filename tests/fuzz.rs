@@ -14,7 +14,7 @@ fn random_calls() {
     run(|kind| kind.few);
 }
 
-/// Calls whose bits are recorded in `tests/golden`.
+/// Calls with bits recorded in `tests/golden`.
 const GOLDEN: u64 = 500;
 
 /// Those of them that measure distances between positions beyond 32 bits.
@@ -32,7 +32,7 @@ fn a_thousand_cases_of_each_kind() {
     run(|_| CASES);
 }
 
-/// Makes so many cases of each kind.
+/// Makes cases of each kind: the number that `cases` says.
 fn run(cases: impl Fn(&Kind) -> u64) {
     fuzzer::watch();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -32,7 +32,7 @@ fn numbers(n: usize, seed: u32) -> Vec<f32> {
     (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 16) as f32 / 65536.0 - 0.5).collect()
 }
 
-/// Outputs and gradients of a call on so many threads, and how many workers were planned.
+/// Outputs and gradients of a call on `threads` threads, and the number of workers planned.
 fn call([rows, keys]: [usize; 2], threads: usize) -> (Vec<f32>, usize) {
     let (executor, of_rows, of_keys) = (Joined(threads), [1, H, rows, D], [1, G, keys, D]);
     let (q, k, v) = (numbers(H * rows * D, 1), numbers(G * keys * D, 2), numbers(G * keys * D, 3));

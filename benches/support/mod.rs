@@ -162,7 +162,7 @@ impl Tensors {
         [&self.q, &self.k, &self.v]
     }
 
-    /// Some rows of one head as a problem of their own.
+    /// Some rows of one head as a separate problem.
     pub(crate) fn strip(&self, [b, h]: [usize; 2], rows: Range<usize>) -> (Attention, Inputs<'_>) {
         let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.workload.shape;
         let kv = b * kv_heads + h / (heads / kv_heads);
@@ -235,7 +235,7 @@ pub(crate) fn isa() -> Isa {
     held_isa().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Returns so many threads, on the [instruction set](isa) to measure.
+/// Returns `threads` threads, on the [instruction set](isa) to measure.
 pub(crate) fn exec(threads: usize) -> Exec<'static> {
     Exec::default().threads(threads).isa(isa())
 }

@@ -69,7 +69,7 @@ pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
     pass.write(of_rows, dkv)
 }
 
-/// Bytes of a key and its value, and of the sums of their gradients, of which there may be two.
+/// Bytes of a key and its value, and of the sums of their gradients (there may be two).
 fn bytes(sizes: &Sizes, heads: usize) -> usize {
     let dims = sizes.dims[0].saturating_add(sizes.dims[1]);
     let sums = [sizes.batch, heads, dims, 2 * size_of::<f32>()].into_iter().fold(1, usize::saturating_mul);
@@ -181,10 +181,10 @@ fn check_bias(rows: &Rows<'_>, agreed: &Agreed) -> Result<(), sdpa::Error> {
             "a bias with a row for each row, or one stretch with all rows, over which it is a sum, of sequences that are computed together",
         );
     }
-    // A stretch of ragged sequences has a row of its own for each row, in a batch of one.
+    // A stretch of ragged sequences has a row of the bias for each row, in a batch of one.
     let of_each = if agreed.sequences.are_of_batch() { agreed.sequences.count() } else { 1 };
     if apart && batch != of_each {
-        return refused("a bias that each sequence has of its own, since sequences are computed one by one");
+        return refused("a separate bias for each sequence, since sequences are computed one by one");
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ use std::time::Instant;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
-    /// Bytes per second that a rank sends, while it receives as many.
+    /// Bytes per second that a rank sends while it receives the same.
     pub bytes: f64,
     /// Seconds that a message takes, however short.
     pub latency: f64,
@@ -36,12 +36,12 @@ impl fmt::Display for Costs {
     }
 }
 
-/// Floats of a long message; messages, of which the fastest counts.
+/// Floats of a long message; number of messages, the fastest counts.
 const LONG: usize = 2 << 20;
 const LONGS: usize = 5;
-/// Short messages, whose mean counts.
+/// Number of short messages; their mean counts.
 const SHORTS: usize = 50;
-/// Rows and keys, heads and their length in a call that is timed, and calls, of which the fastest counts.
+/// Rows and keys, heads and their length in a call that is timed; number of calls, the fastest counts.
 const TOKENS: usize = 1024;
 const HEADS: usize = 8;
 const DIM: usize = 64;
@@ -78,7 +78,7 @@ impl Messages for Ring {
     }
 }
 
-/// Returns the seconds that messages of so many floats from each rank to the next take, each of some.
+/// Returns the seconds of each of `times` messages of `floats` floats from each rank to the next.
 fn seconds(group: &Group<'_>, floats: usize, times: usize) -> Result<Vec<f64>, Error> {
     let whole = Whole::new([1, 1, floats, 1], Dtype::F32)?;
     let mut ring = Ring { rank: group.comm.rank, size: group.comm.size, whole };

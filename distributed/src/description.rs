@@ -130,7 +130,7 @@ impl Description {
         self.fact(what, if words.is_empty() { Value::Nothing } else { words.join(", ").into() });
     }
 
-    /// Name of the positions that rows or keys have of their own, if they have any.
+    /// Name of the given positions of rows or keys, if there are any.
     pub(crate) fn positions(&self) -> Option<&'static str> {
         ["row positions", "key positions"].into_iter().find(|name| is_given(std::slice::from_ref(self), name))
     }

@@ -6,12 +6,12 @@ use crate::split::Split;
 use crate::workload::Workload;
 use core::fmt;
 
-/// Forecast of how long a call takes over so many ranks, cut by rows and cut by heads. `Display` explains it.
+/// Forecast of how long a call takes over `ranks` ranks, cut by rows and cut by heads. `Display` explains it.
 ///
-/// - **By rows**, keys and values travel in key order while earlier ones are computed, as many at once as two of the largest
-///   parcels hold: 32 MiB. Whoever owns some sends them to two ranks (one, of two), which pass them on: so all keys and values
-///   leave some rank twice, as many ranks at once as have those 32 MiB; and each rank receives those of all others. Time: the
-///   longer of moving and computing, and the first parcel, for which all wait.
+/// - **By rows**, keys and values travel in key order while earlier ones are computed; up to two of the largest parcels (32 MiB)
+///   are on their way at once. Their owner sends them to two ranks (one, of two), which pass them on. So all keys and values
+///   leave some rank twice, and the ranks that own a part of those 32 MiB send at once; and each rank receives those of all
+///   others. Time: the longer of moving and computing, and the first parcel, for which all wait.
 /// - **By heads**, each rank sends (r − 1)/r of its rows' queries, keys, values, biases, masks and results, all ranks at once, before and
 ///   after it computes. Time: the sum. Ranks beyond the key/value heads have nothing to compute.
 ///
@@ -82,7 +82,7 @@ fn by_rows(workload: &Workload, ranks: f64, costs: &Costs) -> Times {
     let all = workload.key_value_bytes() as f64;
     let parcels = (all / PARCEL as f64).ceil().max(ranks);
     let (copies, depth) = ((ranks - 1.0).min(2.0), ranks.log2().ceil());
-    // Ranks whose keys and values are on their way at once.
+    // Ranks with keys and values that are on their way at once.
     let owners = (2.0 * PARCEL as f64 * ranks / all.max(1.0)).clamp(1.0, ranks);
     let received = all * (ranks - 1.0) / ranks;
     let moving = received.max(copies * all / owners) / costs.bytes + parcels * depth * costs.latency;

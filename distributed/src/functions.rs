@@ -8,7 +8,7 @@ pub(crate) fn given<S: ScoreMod, M: MaskMod, P: WeightMod>(mods: &Mods<S, M, P>)
     [mods.score.is_given(), mods.mask.is_given(), mods.weight.is_given()]
 }
 
-/// Number of a sequence that is computed by itself, and how many there are; `None` if sequences are computed together.
+/// Number of a sequence that is computed alone, and the number of sequences; `None` if sequences are computed together.
 pub(crate) type OneOf = Option<(usize, usize)>;
 
 /// Returns score and mask functions for the rows of a sequence.

@@ -80,7 +80,7 @@ pub(crate) fn in_order<'a>(
     Ok(all)
 }
 
-/// Cuts parts of stretches of keys, of which each key takes so many bytes, into few parcels of about the same length.
+/// Cuts parts of stretches of keys (`bytes` each) into few parcels of about the same length.
 pub(crate) fn parcels(keys: &[Part], bytes: usize) -> Vec<Parcel> {
     let most = (PARCEL / bytes.max(1) / KEY_BLOCK).max(1);
     let mut parcels = Vec::new();

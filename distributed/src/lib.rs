@@ -1,5 +1,5 @@
-//! Attention over several machines by MPI, with the bits of one: [`sdpa`](https://docs.rs/sdpa) for sequences whose keys
-//! and values, or whose time, no longer fit one machine.
+//! Attention over several machines by MPI, with the bits of one: [`sdpa`](https://docs.rs/sdpa) for sequences with keys and
+//! values that do not fit one machine, or that take too long on it.
 //!
 //! Every rank of a communicator has a share of the query rows and of the keys and values ([`Share`]). Keys and values
 //! travel from rank to rank in key order, the next while one is computed, and each rank pushes them into the states of

@@ -52,7 +52,7 @@ impl<T> Buffers<T> {
         self.shrink_to(Self::MOST.saturating_sub(self.lent));
     }
 
-    /// Frees buffers until those that are left have so many elements at most.
+    /// Frees buffers until those that are left have at most `most` elements.
     fn shrink_to(&mut self, most: usize) {
         let mut held = 0;
         // Those that came last are still in the processor's caches.

@@ -17,8 +17,7 @@ const RESULT: u16 = 8011;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Merges {
-    /// Block by block in the order of the keys, from rank to rank: the bits of one machine, in as many steps as there are ranks
-    /// with keys.
+    /// Block by block in the order of the keys, from rank to rank: the bits of one machine, in one step for each rank with keys.
     #[default]
     InOrder,
     /// Each rank its own blocks, then neighbours, then pairs of neighbours, and so on: in log₂ ranks steps. Sums are taken in
@@ -67,7 +66,7 @@ impl Gathering<'_, '_> {
                 0
             }
         };
-        // Else nobody has keys.
+        // Otherwise nobody has keys.
         let Some(owner) = self.stretches.get(owner) else { return Ok(()) };
         self.spread(states, owner.rank)
     }

@@ -1,7 +1,7 @@
 //! Messages on their way: requests of MPI, with the memory that they read or write. The only unsafe code of the package.
 //!
 //! A request reads or writes memory until it is complete, and a rank that died may leave it incomplete for ever. So a
-//! [`Transfer`] owns its memory, and gives up memory whose requests are not complete: it is never freed.
+//! [`Transfer`] owns its memory, and gives up the memory of requests that are not complete: it is never freed.
 #![allow(
     unsafe_code,
     reason = "MPI is a C library; requests of the crate mpi abort the program if they cannot complete"
@@ -89,7 +89,7 @@ pub(crate) struct Transfer<T: Element> {
 impl<T: Element> Transfer<T> {
     const ELEMENTS: usize = PIECE / size_of::<T>();
 
-    /// Begins a transfer of `memory`: of its elements if they are this rank's own, else into it.
+    /// Begins a transfer of `memory`: of its elements if they are this rank's own, otherwise into it.
     pub(crate) fn begin(comm: Comm, mut memory: Vec<T>, way: Way) -> Self {
         let (first, from) = (memory.as_mut_ptr(), way.from);
         let (arrivals, passed, departures) = Default::default();

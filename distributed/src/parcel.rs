@@ -157,7 +157,7 @@ impl Travelling {
     }
 }
 
-/// Returns the elements of views, whose rows follow one another, side by side, in order, in some memory.
+/// Returns the elements of views side by side, in order, in some memory; rows of the views follow one another.
 fn packed<T, U>(views: &[View<'_, T>], mut memory: Vec<U>, convert: impl Fn(&T) -> U) -> Vec<U> {
     let [batch, heads, ..] = views.first().map_or([0; 4], |view| view.shape());
     memory.clear();

@@ -22,7 +22,7 @@ pub(crate) struct RowPart<'a> {
 }
 
 impl<'a> RowPart<'a> {
-    /// Takes a part whose sequence has these keys, and its state, or none yet.
+    /// Takes a part of a sequence with these keys, and its state, or none yet.
     pub(crate) fn new(part: &Part, keys: Range<usize>, make: Make<'a>, state: Option<AttnState<'a>>) -> Self {
         let rows = part.range.start - part.begin..part.range.end - part.begin;
         Self { stretch: part.number, batch: part.batch, rows, keys, make, state }
@@ -97,7 +97,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Completes the results of a part whose keys have all been here.
+/// Completes the results of a part after all its keys have been here.
 fn complete(part: &mut RowPart<'_>, results: &mut [[Whole; 2]], left: &mut Vec<Workspace>) -> Result<(), Error> {
     part.state(left)?;
     let [out, lse] = &mut results[part.stretch];

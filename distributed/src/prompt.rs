@@ -235,7 +235,7 @@ impl<'c> Call<'_, 'c> {
 }
 
 impl Agreed {
-    /// Returns the parts of a rank's own stretches of rows, of which each has a first row and a number of rows.
+    /// Returns the parts of a rank's own stretches of rows, each given by its first row and its number of rows.
     pub(crate) fn own_rows(&self, rank: usize, stretches: impl Iterator<Item = (usize, usize)>) -> Vec<Part> {
         let stretch = |(number, (first, n))| Stretch { rank, number, range: first..first + n };
         self.sequences.parts(OF_ROWS, &stretches.enumerate().map(stretch).collect::<Vec<_>>())
@@ -246,7 +246,7 @@ impl Agreed {
         let (lens, limit) = (inputs.key_lens().filter(|_| inputs.ragged_ends().is_none()), self.lens[1]);
         let mut lens = lens.unwrap_or_default().iter().enumerate();
         lens.find(|(_, len)| **len > limit).map_or(Ok(()), |(index, &got)| {
-            let (argument, bound, of) = ("kv_lens", Bound::AtMost, Some("the keys of that sequence"));
+            let (argument, bound, of) = ("kv_lens", Bound::AtMost, "the keys of that sequence");
             Err(sdpa::Error::Entry { argument, index, got, bound, limit, of })
         })
     }
@@ -272,11 +272,11 @@ impl Part {
 
 /// Refuses dropout, which counts the sequences, heads, rows and keys of one call.
 pub(crate) fn check_dropout(attention: &Attention) -> Result<(), sdpa::Error> {
-    let needs = "a call on one machine, of which it counts sequences, heads, rows and keys";
+    let needs = "a call on one machine: it counts sequences, heads, rows and keys";
     attention.dropout_settings().map_or(Ok(()), |_| Err(sdpa::Error::Needs { argument: "dropout", needs }))
 }
 
-/// Checks settings and outputs of a stretch of rows, whose place is not known yet.
+/// Checks settings and outputs of a stretch of rows; its place is not known yet.
 pub(crate) fn check_outputs(attention: Attention, rows: &Rows<'_>) -> Result<(), sdpa::Error> {
     let kv = rows.inputs.key_values()?;
     let ([_, kv_heads, _, head_dim], [.., value_dim]) = (kv.k_shape(), kv.v_shape());

@@ -80,7 +80,7 @@ impl<'c> Ranks<'c> {
         Self { group: Group { exec, ..self.group }, ..self }
     }
 
-    /// Sets the pool that computes, with as many threads as it has; by default rayon's global one. While it computes, the
+    /// Sets the pool that computes, with all its threads; by default rayon's global one. While it computes, the
     /// calling thread sees to messages; called from inside a pool, it does one after the other.
     #[must_use]
     pub fn pool(self, pool: &'c rayon::ThreadPool) -> Self {

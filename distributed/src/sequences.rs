@@ -33,10 +33,10 @@ impl Sequences {
             match ends.first() {
                 None => return Err(sdpa::Error::Empty { argument, what: "the list of cumulative lengths" }),
                 Some(0) => {}
-                Some(_) => return entry(0, Bound::Exactly, 0, None),
+                Some(_) => return entry(0, Bound::Exactly, 0, "where cumulative lengths begin"),
             }
             if let Some(index) = (1..ends.len()).find(|&index| ends[index] < ends[index - 1]) {
-                return entry(index, Bound::AtLeast, ends[index - 1], Some("the entry before it"));
+                return entry(index, Bound::AtLeast, ends[index - 1], "the entry before it");
             }
         }
         if rows.len() != keys.len() {
@@ -75,8 +75,8 @@ impl Sequences {
         for (of, limit) in lens.into_iter().enumerate() {
             let (index, got) = (sequences.count(), sequences.ends.last().map_or(0, |ends| ends[of]));
             if got != limit {
-                let (argument, bound) = (ENDS[of], Bound::Exactly);
-                return Err(sdpa::Error::Entry { argument, index, got, bound, limit, of: None });
+                let (argument, bound, of) = (ENDS[of], Bound::Exactly, "the number of rows");
+                return Err(sdpa::Error::Entry { argument, index, got, bound, limit, of });
             }
         }
         Ok(sequences)

@@ -6,7 +6,7 @@ use crate::sequences::Sequences;
 use core::ops::Range;
 use sdpa::{Alignment, Attention, Inputs, Outputs, Tensor};
 
-/// Share of a rank in a call: stretches of query rows, whose results it wants, and stretches of keys and values, which
+/// Share of a rank in a call: stretches of query rows (it wants their results), and stretches of keys and values, which
 /// all ranks see. There may be any number of either, in any order, of any lengths.
 ///
 /// ```
@@ -42,7 +42,7 @@ pub(crate) struct Keys<'a> {
 }
 
 impl Rows<'_> {
-    /// Number of columns of the log-sum-exps that are wanted: one, or two with what rounding leaves of each.
+    /// Number of columns of the log-sum-exps that are wanted: one, or two with the rounding error of each.
     pub(crate) fn lse_columns(&self) -> Option<usize> {
         self.outputs.lse.as_ref().map(|lse| lse.shape()[3])
     }
@@ -54,12 +54,12 @@ impl<'a> Share<'a> {
         Self::default()
     }
 
-    /// Adds a stretch of query rows, the first of which is row `first` of the call. Biases and masks of the inputs have
+    /// Adds a stretch of query rows; its first row is row `first` of the call. Biases and masks of the inputs have
     /// these rows (or one, for all) and the columns of all keys; slopes, sinks, lengths and positions are those of the call. Of
     /// the keys and values of the inputs only the shapes are taken: they may have no rows.
     ///
     /// Rows and keys of [ragged](Inputs::ragged) sequences lie end to end over all stretches, and the ends are those of the call.
-    /// Biases and masks then have batch 1 and these rows, or one row for all and batch 1 or as many as sequences.
+    /// Biases and masks then have batch 1 and these rows, or one row for all and batch 1 or a batch of the sequences.
     #[must_use]
     pub fn rows(mut self, first: usize, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Self {
         self.rows.push(Rows { first, inputs, outputs });

@@ -1,4 +1,4 @@
-//! Decode step over keys that are cut over ranks: each computes the states of its own blocks, and the states of the rows go
+//! Decode step over keys that are cut over ranks: each computes the states of its blocks, and the states of the rows go
 //! from rank to rank in the order of the keys.
 
 use crate::agreement::agreement;

@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Parcels on their way at once: two of the largest, or more that together hold no more, up to this number. So a rank whose
-/// first parcels take it long still sends later ones to those that are ahead of it.
+/// Parcels on their way at once: two of the largest, or more that together hold no more, up to this number. So a rank that takes
+/// long over its first parcels still sends later ones to those that are ahead of it.
 const WINDOW: usize = 16;
-/// First tag of parcels, and their number: each parcel takes two, and they come again after so many.
+/// First tag of parcels, and their number: each parcel takes two, and they come again after `TAGS`.
 const TAG: u16 = 8192;
 const TAGS: usize = 8192;
 /// Sleep between polls while others of this rank's threads compute.
@@ -230,7 +230,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Does work on a pool, while this thread lets messages advance: MPI moves nothing by itself.
+/// Does work on a pool, while this thread lets messages advance: MPI moves nothing on its own.
 pub(crate) fn beside<R: Send>(
     pool: Option<&rayon::ThreadPool>,
     messages: &impl InFlight,

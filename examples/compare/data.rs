@@ -56,7 +56,7 @@ impl<T> Tensor<T> {
         Ok(View::bhld(&self.head(at)[rows.start * dim..rows.end * dim], [1, 1, rows.len(), dim])?)
     }
 
-    /// The same of a tensor whose one batch, head or row may stand for all.
+    /// The same of a tensor; one batch, head or row may stand for all.
     pub(crate) fn broadcast_rows(&self, [batch, head]: [usize; 2], rows: Range<usize>) -> Result<View<'_, T>> {
         let [batches, heads, all, _] = self.shape;
         let one = |n: usize, index| if n == 1 { 0 } else { index };
@@ -102,7 +102,7 @@ impl Tensors {
         Ok(inputs)
     }
 
-    /// Some rows of one head, and all they look at, as a call of their own.
+    /// Some rows of one head, and all they look at, as a separate call.
     pub(crate) fn inputs_of_rows(&self, [batch, head]: [usize; 2], rows: Range<usize>) -> Result<Inputs<'_>> {
         let ([_, heads, ..], [_, kv_heads, keys, _]) = (self.q.shape, self.k.shape);
         let kv = [batch, head / (heads / kv_heads)];

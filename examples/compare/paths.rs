@@ -61,7 +61,7 @@ impl Path {
 pub(crate) struct Paths {
     /// Slowest first.
     pub(crate) all: Vec<Path>,
-    /// The path whose answer is the one to write: the instruction set forced or else the widest, on most threads.
+    /// The path that gives the answer to write: the instruction set forced, otherwise the widest, on most threads.
     pub(crate) answer: Path,
     /// Why a path that was asked for is not there.
     pub(crate) left_out: Option<Refused>,

@@ -1,4 +1,4 @@
-//! A pool of threads, of which no one is started without memory to begin with.
+//! A pool of threads; none is started without memory to begin with.
 
 use crate::failure::{Refused, Result};
 use rayon::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
@@ -12,7 +12,7 @@ const STACK: usize = 2 << 20;
 /// begins ends the whole process, and so does the first allocation after the last.
 const SPARE: usize = 64 << 20;
 
-/// Returns a pool of so many threads.
+/// Returns a pool of `threads` threads.
 ///
 /// # Errors
 /// If memory, or what else the system gives a process, ends before. Says how many could be started.

@@ -1,6 +1,6 @@
 //! Times the paths over lengths and head sizes and draws GFLOP/s against length.
 //!
-//! Every call is of as many keys as rows. The rate hardly depends on the number of heads as long as every thread has the
+//! Every call has a key for each row. The rate hardly depends on the number of heads as long as every thread has the
 //! same number of them: there are about twelve where the sequence is short and fewer where it is long, so that a run
 //! takes bounded time.
 
@@ -38,7 +38,7 @@ const RUNS: [f64; 2] = [3.0, 500.0];
 const COUNTED: Duration = Duration::from_millis(50);
 /// One that takes so long is enough.
 const ENOUGH: Duration = Duration::from_millis(500);
-/// A path of which one run would take longer than this is left out from that length on.
+/// A path is left out from the length on at which one run would take longer than this.
 const LONGEST_RUN: f64 = 4.0;
 
 /// A path at a point.
@@ -176,7 +176,7 @@ fn share(sample: &Sample, peaks: &Peaks) -> f64 {
     sample.flops / (peaks.of(sample.path.method.isa()) * cores(sample.path.threads) as f64)
 }
 
-/// Threads that have a core of their own.
+/// Threads that have a separate core.
 fn cores(threads: usize) -> usize {
     threads.min(std::thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }

@@ -146,7 +146,7 @@ pub(crate) fn fused_exceeds(rows: &[Row], reference: &Reference) -> bool {
     rows.iter().any(|row| matches!(row.path.method, Method::Fused(_)) && !row.errors.within(&reference.bound))
 }
 
-/// One line for each path whose error exceeds its bound.
+/// One line for each path with an error beyond its bound.
 pub(crate) fn excesses(rows: &[Row], reference: &Reference) -> Vec<String> {
     let bound = &reference.bound;
     let excess = |row: &&Row| !row.errors.within(bound);

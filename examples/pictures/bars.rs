@@ -29,7 +29,7 @@ impl Bars<'_> {
     /// Draws them.
     pub fn picture(&self) -> Picture {
         let &Self { title, labels, values, top, length } = self;
-        assert_eq!(values.len(), labels.names.len(), "as many bars as labels");
+        assert_eq!(values.len(), labels.names.len(), "a label for each bar");
         let above = if title.is_empty() { 0.0 } else { LABEL + 9.0 };
         let longest = labels.names.iter().map(|name| text_width(name, LABEL)).fold(0.0, f64::max);
         let left = if labels.shown == Shown::Yes { longest + 6.0 } else { 0.0 };

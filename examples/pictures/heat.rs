@@ -37,7 +37,7 @@ pub struct Labels<'a> {
     pub axis: &'a str,
     /// One each.
     pub names: &'a [String],
-    /// Left out in a panel whose neighbour has them.
+    /// Left out in a panel if its neighbour has them.
     pub shown: Shown,
 }
 

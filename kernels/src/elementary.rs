@@ -1,4 +1,4 @@
-//! Elementary functions of `f64` whose bits are the same on every platform: those of the standard library are the
+//! Elementary functions of `f64` with the same bits on every platform: those of the standard library are the
 //! platform's own. For numbers taken once a row, or once a table; scores have the exponential of `simd/exp.rs`.
 
 #[cfg(feature = "nn")]
@@ -43,7 +43,7 @@ fn ln_of_positive(x: f64) -> f64 {
     ];
     // Logarithm of 2, in two parts.
     const LN_2: [f64; 2] = [f64::from_bits(0x3FE6_2E42_FEE0_0000), f64::from_bits(0x3DEA_39EF_3579_3C76)];
-    // Upper bits of √½ and of 1, and 2⁵², whose last bits are those of a number added to it.
+    // Upper bits of √½ and of 1; and 2⁵²: a number added to it shows in its last bits.
     const ROOT: u64 = 0x3FE6_A09E << 32;
     const ONE: u64 = 0x3FF0_0000 << 32;
     const TWO_TO_52: f64 = f64::from_bits(0x4330_0000_0000_0000);

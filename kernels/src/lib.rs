@@ -51,7 +51,6 @@ pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys
 pub use attention::call::{Call, Sequence};
 pub use attention::schedule::accumulation::Accumulation;
 pub use attention::schedule::block_states::BlockStates;
-pub use attention::schedule::costs::Costs;
 pub use attention::schedule::launch::Launch;
 pub use attention::schedule::merge::{merge_results, merge_states};
 pub use attention::schedule::partials::Partials;

@@ -23,7 +23,7 @@ const LOOKS: usize = 32;
 /// Threads that one thread wakes, at a system call each; those wake the next.
 const FAN_OUT: usize = 2;
 
-/// A number in cache lines of its own: two, since some machines fetch pairs.
+/// A number alone in its cache lines: two, since some machines fetch pairs.
 #[derive(Default)]
 #[repr(align(128))]
 struct Apart(AtomicUsize);
@@ -45,8 +45,7 @@ pub struct ThreadPool {
 }
 
 impl ThreadPool {
-    /// Starts a pool of this many threads, of which the calling thread of each call is one: one less is started. 0 counts
-    /// as 1.
+    /// Starts a pool of `threads` threads. The calling thread of each call is one of them, so one less is started. 0 counts as 1.
     ///
     /// # Errors
     /// If the system refuses a thread.

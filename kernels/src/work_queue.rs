@@ -134,7 +134,7 @@ impl Progress {
         true
     }
 
-    /// Looks so many times if at least so much is done. Returns false if it is not, or if the work was stopped before.
+    /// Polls up to `looks` times until `done` is reached. Returns false if it is not, or if the work was stopped before.
     pub(crate) fn wait_briefly(&self, done: usize, looks: usize, stop: &Stop<'_>) -> bool {
         for _ in 0..looks {
             let reached = self.reaches(done);

@@ -41,7 +41,7 @@ fn pool(threads: usize) -> ThreadPool {
     ThreadPool::new(threads).expect("the system has threads")
 }
 
-/// Runs so many tasks and asserts that each index was called once, all on this thread if `alone`.
+/// Runs `tasks` tasks and asserts that each index was called once, all on this thread if `alone`.
 fn each_once(pool: &ThreadPool, tasks: usize, alone: bool) {
     let (calls, caller) = ([const { AtomicUsize::new(0) }; 9], thread::current().id());
     pool.run(tasks, &|index| {

@@ -15,7 +15,7 @@ fn pool(threads: usize) -> ThreadPool {
     ThreadPool::new(threads).expect("the system has threads")
 }
 
-/// Runs so many tasks and asserts that each index was called once.
+/// Runs `tasks` tasks and asserts that each index was called once.
 fn each_once(pool: &ThreadPool, tasks: usize) {
     let calls: Vec<_> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
     pool.run(tasks, &|index| _ = calls[index].fetch_add(1, Relaxed));
@@ -227,7 +227,7 @@ fn dropping_a_pool_ends_its_threads() {
         drop(pool);
         assert_eq!(ended.load(Relaxed), threads - 1);
     }
-    // Pools that were never used, of which threads may not have begun.
+    // Pools that were never used; their threads may not have begun.
     (0..50).for_each(|threads| drop(pool(threads % 5)));
 }
 

@@ -52,7 +52,7 @@ fn run() -> Result<(), Error> {
     sdpa::attention(&Attention::new(), layer.attends()?, Outputs::new(ViewMut::bhld(&mut fused, shape)?))?;
     let differ = fused.iter().zip(steps.output()).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
     println!("\nThe fused call, which writes neither scores nor weights, gives the same output:");
-    println!("  numbers whose bits differ: {differ} of {}", fused.len());
+    println!("  numbers with other bits: {differ} of {}", fused.len());
     assert_eq!(differ, 0, "these are the steps of the fused call");
     let model = layer.context.iter().zip(steps.output()).map(|(a, &b)| (a - f64::from(b)).abs()).fold(0.0, f64::max);
     println!("  largest difference from the model's answer in f64: {model:.1e}");

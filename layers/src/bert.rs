@@ -13,14 +13,14 @@ use crate::model::ModelError;
 use crate::norm::Norm;
 use crate::pool::{Pooling, normalise};
 use crate::sequences::Sequences;
-use crate::share::{self, Rows};
+use crate::share::{self, RowSlice};
 use crate::transformer::Transformer;
 pub use config::BertConfig;
 use names::{POSITIONS, TYPES, WORDS};
 use sdpa::Error;
 
-/// Tokens per thread that [`Bert::embed`] processes at once: as many as a feed-forward, so that hidden states stay in
-/// or near the cache from layer to layer. Five or twenty times as many were 5 to 8 % slower.
+/// Tokens per thread that [`Bert::embed`] processes at once: those of a feed-forward, so that hidden states stay in
+/// or near the cache from layer to layer. With 5 or 20 times the tokens it was 5 to 8 % slower.
 const BATCH: usize = 384;
 
 /// Cost of one number of the sum of embeddings, in the operations that [`sdpa::Exec`] counts.
@@ -219,7 +219,7 @@ impl Bert {
         }
         table(WORDS, tokens, self.config.vocab_size)?;
         if let Some(types) = types {
-            same("types", "length", types.len(), tokens.len(), "the tokens")?;
+            same("types", "length", types.len(), tokens.len(), "the tokens").map_err(Error::from)?;
             table(TYPES, types, self.config.type_vocab_size)?;
         }
         Ok(())
@@ -254,7 +254,7 @@ impl Bert {
     ) -> Result<(), Error> {
         let width = self.width();
         self.words.look_up(input.tokens, sum, compute)?;
-        let (cost, operand) = (COST * sum.len() as f64, Rows(&mut *sum, width));
+        let (cost, operand) = (COST * sum.len() as f64, RowSlice(&mut *sum, width));
         share::rows(compute.exec(), input.tokens.len(), cost, operand, |first, rows| {
             for (row, x) in rows.0.chunks_exact_mut(width).enumerate() {
                 let kind = input.types.map_or(0, |types| types[first + row] as usize);

@@ -56,7 +56,7 @@ impl<'e> Compute<'e> {
     /// [`Error::TooLarge`] or [`Error::Memory`].
     pub(crate) fn buffer(&mut self, what: &'static str, [rows, width]: [usize; 2]) -> Result<Buffer, Error> {
         let len = floats(what, [rows, width, 1, 1])?;
-        // Take the smallest buffer that is large enough, else the largest: sizes settle after one call.
+        // Take the smallest buffer that is large enough, otherwise the largest: sizes settle after one call.
         let fits = |floats: &Vec<f32>| (floats.len() < len, floats.len().abs_diff(len));
         let best = (0..self.buffers.len()).min_by_key(|&i| fits(&self.buffers[i]));
         let mut floats = best.map_or_else(Vec::new, |i| self.buffers.swap_remove(i));

@@ -5,11 +5,11 @@ use crate::error::{LONGEST_DIM, exactly, multiple_of, room, same};
 use core::marker::PhantomData;
 use sdpa::{Attention, Error, Inputs, Outputs, Point, View, ViewMut};
 
-/// Number of queries whose scores [`Dictionary::best_many`] holds at a time: enough to make packing the keys a small
+/// Number of queries of which [`Dictionary::best_many`] holds the scores at a time: enough to make packing the keys a small
 /// part of the work.
 const BEST_ROWS: usize = 128;
 
-/// Type whose values can be added with weights: a list of numbers, of the same length for every value of a dictionary.
+/// Type with values that can be added with weights: a list of numbers, of the same length for every value of a dictionary.
 ///
 /// ```
 /// use sdpa_layers::{Compute, Dictionary, Weighable};
@@ -33,7 +33,7 @@ pub trait Weighable: Sized {
     /// Appends the numbers of this value to `numbers`.
     fn write(&self, numbers: &mut Vec<f32>);
 
-    /// Returns the value with these numbers, as many as [`Self::write`] wrote.
+    /// Returns the value with these numbers, which [`Self::write`] wrote.
     fn read(numbers: &[f32]) -> Self;
 }
 
@@ -72,7 +72,7 @@ impl Weighable for Vec<f32> {
 ///
 /// The weights are softmax(cos(query, key) / temperature). This is attention on vectors scaled to length 1, with scale
 /// 1 / temperature, computed by the fused call. The lower the temperature, the larger the weight of the best key: at
-/// 0.001, a key whose cosine is lower by 0.1 has e⁻¹⁰⁰ times the weight, and a query equal to a key returns that key's
+/// 0.001, a key with a cosine lower by 0.1 has e⁻¹⁰⁰ times the weight, and a query equal to a key returns that key's
 /// value, as in any dictionary.
 ///
 /// ```
@@ -110,7 +110,7 @@ pub struct Dictionary<V> {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found<V> {
-    /// Index, by the order of insertion, of the entry whose key is most similar to the query; the first if several are.
+    /// Index, by the order of insertion, of the entry with the key most similar to the query; the first if several are.
     pub best: usize,
     /// Cosine between that key and the query, up to rounding.
     pub similarity: f32,
@@ -121,7 +121,7 @@ pub struct Found<V> {
 }
 
 impl<V: Weighable> Dictionary<V> {
-    /// Creates an empty dictionary whose keys have `width` numbers.
+    /// Creates an empty dictionary for keys of `width` numbers.
     ///
     /// # Errors
     /// [`Error::Empty`] if `width` is 0, [`Error::Range`] if it is too large; [`Error::Number`] as

@@ -4,7 +4,7 @@ use crate::compute::Compute;
 use crate::error::{floats, room};
 use crate::linear::{check_rows, rows_of};
 use crate::sequences::{Places, Sequences, Start};
-use crate::share::{self, Rows};
+use crate::share::{self, RowSlice};
 use sdpa::{Bound, Error};
 use sdpa_kernels::{cos, pow, sin};
 
@@ -80,10 +80,10 @@ impl Embedding {
         let limit = self.entries() - 1;
         if let Some(index) = tokens.iter().position(|&token| token as usize > limit) {
             let got = tokens[index] as usize;
-            let (bound, of) = (Bound::AtMost, Some("the last row of the table"));
+            let (bound, of) = (Bound::AtMost, "the last row of the table");
             return Err(Error::Entry { argument: "tokens", index, got, bound, limit, of });
         }
-        let (cost, out) = (COST * out.len() as f64, Rows(out, self.width));
+        let (cost, out) = (COST * out.len() as f64, RowSlice(out, self.width));
         share::rows(compute.exec(), tokens.len(), cost, out, |first, out| {
             for (row, &token) in out.0.chunks_exact_mut(self.width).zip(&tokens[first..]) {
                 row.copy_from_slice(self.row(token as usize));
@@ -97,8 +97,8 @@ impl Embedding {
     ///
     /// # Errors
     /// [`Error::Entry`] for a position beyond the table, with the index of its row and the last valid position;
-    /// [`Error::Range`] if `x` does not have the rows of the sequences, [`Error::Mismatch`] if there are not as many starts as
-    /// sequences. `x` is then untouched.
+    /// [`Error::Range`] if `x` does not have the rows of the sequences, [`Error::Mismatch`] if there is not one start for each
+    /// sequence. `x` is then untouched.
     pub fn add_positions<'a>(
         &self,
         x: &mut [f32],
@@ -108,7 +108,7 @@ impl Embedding {
     ) -> Result<(), Error> {
         let count = rows_of("x", x, self.width)?;
         let places = Places::new(sequences, count, start.into(), self.entries())?;
-        let (cost, x) = (COST * x.len() as f64, Rows(x, self.width));
+        let (cost, x) = (COST * x.len() as f64, RowSlice(x, self.width));
         share::rows(compute.exec(), count, cost, x, |first, x| {
             for (row, x) in x.0.chunks_exact_mut(self.width).enumerate() {
                 let add = self.row(places.of(first + row));

@@ -1,6 +1,7 @@
 //! Checks of sizes, and allocations that may fail: each failure is an [`Error`] that names the argument.
 
-use sdpa::{Bound, Cause, Error};
+use sdpa::{Bound, Error};
+pub(crate) use sdpa_kernels::same;
 
 /// Largest length of keys and values.
 pub(crate) const LONGEST_DIM: Limit = at_most(sdpa_kernels::MAX_DIM, "the largest possible");
@@ -36,44 +37,6 @@ impl Limit {
         let Self { bound, limit, of } = self;
         if bound.holds(got, limit) { Ok(()) } else { Err(Error::Range { argument, what, got, bound, limit, of }) }
     }
-}
-
-/// Returns [`Error::Mismatch`] unless `got` equals `expected`.
-pub(crate) fn same(
-    argument: &'static str,
-    what: &'static str,
-    got: usize,
-    expected: usize,
-    of: &'static str,
-) -> Result<(), Error> {
-    if got == expected { Ok(()) } else { Err(Error::Mismatch { argument, what, got, expected, of }) }
-}
-
-/// Checks that `ends` are cumulative lengths, from 0 to the number of rows of a tensor.
-pub(crate) fn cumulative(
-    argument: &'static str,
-    ends: &[usize],
-    (of, rows): (&'static str, usize),
-) -> Result<(), Error> {
-    let Some(last) = ends.len().checked_sub(1) else {
-        return Err(Error::Empty { argument, what: "the list of cumulative lengths" });
-    };
-    let sum = ends.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
-    let lengths = (sum == Some(rows)).then_some(Cause::Lengths);
-    let (index, bound, limit, of, cause) = if ends[0] != 0 {
-        (0, Bound::Exactly, 0, None, lengths.or(Some(Cause::Begin)))
-    } else if let Some(index) = (1..ends.len()).find(|&i| ends[i] < ends[i - 1]) {
-        (index, Bound::AtLeast, ends[index - 1], Some("the entry before it"), lengths)
-    } else if ends[last] != rows {
-        (last, Bound::Exactly, rows, None, Some(Cause::End { of, rows }))
-    } else {
-        return Ok(());
-    };
-    let error = Error::Entry { argument, index, got: ends[index], bound, limit, of };
-    Err(match cause {
-        Some(cause) => Error::Likely { error: Box::new(error), cause },
-        None => error,
-    })
 }
 
 /// Returns the product of the sizes, or [`Error::TooLarge`] if that many floats do not fit the address space.

@@ -3,7 +3,7 @@
 use crate::compute::Compute;
 use crate::error::same;
 use crate::linear::{Linear, check_rows, rows_of};
-use crate::share::{self, Rows};
+use crate::share::{self, RowSlice};
 use sdpa::Error;
 use sdpa_kernels::Activation;
 
@@ -80,7 +80,7 @@ impl FeedForward {
     /// Writes a row of `out`, `[rows, outputs]`, for each row of `x`, `[rows, inputs]`.
     ///
     /// # Errors
-    /// [`Error::Range`] if `x` is not whole rows or `out` does not have as many; [`Error::Memory`]. `out` is then
+    /// [`Error::Range`] if `x` is not whole rows or `out` does not have the same number of rows; [`Error::Memory`]. `out` is then
     /// untouched.
     pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.inputs())?;
@@ -98,7 +98,7 @@ impl FeedForward {
                 Some((gate, activation)) => {
                     let factor = &mut factor[..rows * width];
                     share::multiply(exec, [gate.product(x, hidden), self.up.product(x, factor)]);
-                    let pair = (Rows(&mut *hidden, width), Rows(&*factor, width));
+                    let pair = (RowSlice(&mut *hidden, width), RowSlice(&*factor, width));
                     share::rows(exec, rows, COST * (rows * width) as f64, pair, |_, (gate, up)| {
                         activation.gate(exec.instruction_set(), gate.0, up.0);
                     });

@@ -1,4 +1,4 @@
-//! Documents about layers, whose snippets are compiled and run as tests.
+//! Documents about layers; their snippets are compiled and run as tests.
 
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -71,7 +71,7 @@ pub use multi_head::{MultiHeadAttention, MultiHeadInput};
 pub use norm::Norm;
 pub use pool::{Pooling, normalise};
 pub use positions::{Rope, RopePairs};
-/// Function applied to each number by itself, in a [`FeedForward`] or after a [`Linear`].
+/// Function applied to each number, in a [`FeedForward`] or after a [`Linear`].
 ///
 /// ```
 /// use sdpa::Isa;

@@ -127,7 +127,7 @@ impl Linear {
     /// Writes a row of `out`, `[rows, outputs]`, for each row of `x`, `[rows, inputs]`.
     ///
     /// # Errors
-    /// [`Error::Range`] if `x` is not whole rows or `out` does not have as many; `out` is then untouched.
+    /// [`Error::Range`] if `x` is not whole rows or `out` does not have the same number of rows; `out` is then untouched.
     pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.inputs())?;
         check_rows("out", out, rows, self.outputs())?;

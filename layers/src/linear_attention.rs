@@ -63,10 +63,10 @@ impl<'a> LinearInputs<'a> {
     /// Takes queries `[batch, heads, len, head_dim]`, keys `[batch, key_heads, len, head_dim]` and values `[batch,
     /// value_heads, len, value_dim]`, any strides, and the update rule.
     ///
-    /// There is a state for each key head or value head, of which there are more: `kv_heads`. Their number must be a multiple
+    /// There are `kv_heads` states: one for each key head or each value head, whichever are more. That number must be a multiple
     /// of the other, so that neighbouring states share a key or a value, as those of gated delta nets share keys. Likewise query
-    /// heads of one group share a state, or neighbouring states a query; the output has a head for each query head or state,
-    /// of which there are more.
+    /// heads of one group share a state, or neighbouring states a query; the output has a head for each query head or each state,
+    /// whichever are more.
     pub fn new(q: View<'a>, k: View<'a>, v: View<'a>, update: Update<'a>) -> Self {
         Self { q, k, v, update, lens: None }
     }

@@ -111,7 +111,7 @@ impl MultiHeadAttention {
     /// Sets ALiBi slopes, one per query head.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if there are not as many slopes as heads.
+    /// [`Error::Mismatch`] if there is not one slope for each head.
     pub fn alibi(self, slopes: Vec<f32>) -> Result<Self, Error> {
         same("alibi slopes", "length", slopes.len(), self.heads, "the layer (heads)")?;
         Ok(Self { alibi: Some(slopes), ..self })
@@ -120,7 +120,7 @@ impl MultiHeadAttention {
     /// Sets attention sinks, one logit per query head: a key with this score and the value 0.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if there are not as many logits as heads.
+    /// [`Error::Mismatch`] if there is not one logit for each head.
     pub fn sinks(self, logits: Vec<f32>) -> Result<Self, Error> {
         same("sinks", "length", logits.len(), self.heads, "the layer (heads)")?;
         Ok(Self { sinks: Some(logits), ..self })

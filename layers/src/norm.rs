@@ -3,7 +3,7 @@
 use crate::compute::Compute;
 use crate::error::same;
 use crate::linear::rows_of;
-use crate::share::{self, Rows};
+use crate::share::{self, RowSlice};
 use sdpa::Error;
 use sdpa_kernels::Center;
 
@@ -89,7 +89,7 @@ impl Norm {
         let rows = rows_of("x", x, self.width())?;
         same("out", "length", out.len(), x.len(), "x")?;
         let (norm, exec) = (self.kernel(), compute.exec());
-        let operands = (Rows(x, self.width()), Rows(out, self.width()));
+        let operands = (RowSlice(x, self.width()), RowSlice(out, self.width()));
         share::rows(exec, rows, COST * x.len() as f64, operands, |_, (x, out)| {
             norm.apply(exec.instruction_set(), x.0, out.0)
         });
@@ -113,7 +113,7 @@ impl Norm {
         same("out", "length", out.len(), x.len(), "x")?;
         let (norm, exec, width) = (self.kernel(), compute.exec(), self.width());
         let cost = COST * x.len() as f64;
-        let operands = ((Rows(x, width), Rows(add, width)), Rows(out, width));
+        let operands = ((RowSlice(x, width), RowSlice(add, width)), RowSlice(out, width));
         share::rows(exec, rows, cost, operands, |_, ((x, add), out)| {
             norm.add_and_apply(exec.instruction_set(), x.0, add.0, out.0);
         });

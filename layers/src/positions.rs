@@ -4,7 +4,7 @@ use crate::compute::Compute;
 use crate::error::{at_least, floats, room, same};
 use crate::linear::rows_of;
 use crate::sequences::{Places, Sequences, Start};
-use crate::share::{self, Rows};
+use crate::share::{self, RowSlice};
 use sdpa::{Bound, Error};
 use sdpa_kernels::{cos, pow, sin};
 use std::sync::Arc;
@@ -112,7 +112,7 @@ impl Rope {
     /// # Errors
     /// [`Error::Entry`] for a position beyond the table, with the index of its row and the last valid position;
     /// [`Error::Range`] if heads are narrower than [`Self::dim`] or `x` does not have the rows of the sequences,
-    /// [`Error::Mismatch`] if there are not as many starts as sequences; [`Error::Empty`] if there are no heads. `x` is then
+    /// [`Error::Mismatch`] if there is not one start for each sequence; [`Error::Empty`] if there are no heads. `x` is then
     /// untouched.
     pub fn rotate<'a>(
         &self,
@@ -129,8 +129,8 @@ impl Rope {
         Ok(())
     }
 
-    /// Rotates rows of `x`, `[rows, heads × head_dim]`, in place, each by a position of its own, in any order: as the rows of a
-    /// tree of drafted tokens, of packed documents or behind padding have them (`sdpa::Inputs::row_positions`).
+    /// Rotates rows of `x`, `[rows, heads × head_dim]`, in place. Each row has its position, in any order: for trees of drafted
+    /// tokens, packed documents and rows behind padding (`sdpa::Inputs::row_positions`).
     ///
     /// ```
     /// use sdpa_layers::{Compute, Rope, RopePairs};
@@ -142,8 +142,8 @@ impl Rope {
     /// ```
     ///
     /// # Errors
-    /// As [`Self::rotate`]; [`Error::Number`] for a negative position; [`Error::Mismatch`] if there are not as many
-    /// positions as rows. `x` is then untouched.
+    /// As [`Self::rotate`]; [`Error::Number`] for a negative position; [`Error::Mismatch`] if there is not one position for each
+    /// row. `x` is then untouched.
     pub fn rotate_by(
         &self,
         x: &mut [f32],
@@ -160,7 +160,7 @@ impl Rope {
                 return Err(Error::Number { argument: "positions", got: position as f32, expected: "at least 0" });
             };
             if got > limit {
-                let of = Some("the last position of the rope");
+                let of = "the last position of the rope";
                 return Err(Error::Entry { argument: "positions", index, got, bound: Bound::AtMost, limit, of });
             }
         }
@@ -185,7 +185,7 @@ impl Rope {
         compute: &mut Compute,
         place: impl Fn(usize) -> usize + Sync,
     ) {
-        let (count, cost, x) = (x.len() / width, COST * x.len() as f64, Rows(x, width));
+        let (count, cost, x) = (x.len() / width, COST * x.len() as f64, RowSlice(x, width));
         share::rows(compute.exec(), count, cost, x, |first, x| {
             for (row, x) in x.0.chunks_exact_mut(width).enumerate() {
                 let (cos, sin) = self.table[place(first + row) * self.dim..][..self.dim].split_at(self.dim / 2);

@@ -1,6 +1,6 @@
 //! Division of rows into sequences, and positions of rows in them.
 
-use crate::error::{cumulative, exactly, multiple_of, same};
+use crate::error::{exactly, multiple_of, same};
 use sdpa::{Bound, Error};
 
 /// Division of rows into sequences.
@@ -65,7 +65,7 @@ impl Sequences<'_> {
                 Some(all) => exactly(all, "the tokens of all sequences").check(argument, "rows", rows),
                 None => Err(Error::TooLarge { what: "sequences", sizes: [*batch, *len, 1, 1] }),
             },
-            Self::Ragged(ends) => cumulative("sequences", ends, (argument, rows)),
+            Self::Ragged(ends) => sdpa_kernels::cumulative("sequences", ends, rows).map(drop).map_err(Error::from),
         }
     }
 
@@ -141,7 +141,7 @@ impl<'a> Places<'a> {
             None => Ok(Self { sequences, start }),
             Some(s) => {
                 let (index, got) = (sequences.rows(s).start + room(s), start.of(s).saturating_add(room(s)));
-                let (bound, limit, of) = (Bound::AtMost, limit - 1, Some("the last row of the table"));
+                let (bound, limit, of) = (Bound::AtMost, limit - 1, "the last row of the table");
                 Err(Error::Entry { argument: "positions", index, got, bound, limit, of })
             }
         }

@@ -25,24 +25,24 @@ pub(crate) fn multiply<const N: usize>(exec: Exec<'_>, products: [(&[f32], &Pack
 }
 
 /// A slice as rows of this width.
-pub(crate) struct Rows<T>(pub(crate) T, pub(crate) usize);
+pub(crate) struct RowSlice<T>(pub(crate) T, pub(crate) usize);
 
 /// Operands of row-wise work that can be divided before any row. For more than two operands, nest pairs.
 pub(crate) trait Split: Send + Sized {
     fn split(self, row: usize) -> (Self, Self);
 }
 
-impl Split for Rows<&[f32]> {
+impl Split for RowSlice<&[f32]> {
     fn split(self, row: usize) -> (Self, Self) {
         let (before, after) = self.0.split_at(row * self.1);
-        (Rows(before, self.1), Rows(after, self.1))
+        (RowSlice(before, self.1), RowSlice(after, self.1))
     }
 }
 
-impl Split for Rows<&mut [f32]> {
+impl Split for RowSlice<&mut [f32]> {
     fn split(self, row: usize) -> (Self, Self) {
         let (before, after) = self.0.split_at_mut(row * self.1);
-        (Rows(before, self.1), Rows(after, self.1))
+        (RowSlice(before, self.1), RowSlice(after, self.1))
     }
 }
 
@@ -85,8 +85,8 @@ pub(crate) fn rows<T: Split>(exec: Exec<'_>, count: usize, flops: f64, operands:
     while one() {}
 }
 
-/// Calls `work` on every part. There are as many workers as `scratch` has pieces of `each` floats, one piece per
-/// worker; workers take the next part until none is left.
+/// Calls `work` on every part. Each piece of `each` floats of `scratch` gives one worker; workers take the next part until none
+/// is left.
 pub(crate) fn parts<P: Send>(
     exec: Exec<'_>,
     scratch: &mut [f32],

@@ -7,7 +7,7 @@ use crate::layer_input::LayerInput;
 use crate::linear::{check_rows, rows_of};
 use crate::multi_head::{MultiHeadAttention, MultiHeadInput};
 use crate::norm::Norm;
-use crate::share::{self, Rows};
+use crate::share::{self, RowSlice};
 use sdpa::{Error, KvCache, LayerCaches};
 
 /// Cost of adding a number, in the operations that [`sdpa::Exec`] counts: the time of memory.
@@ -119,7 +119,7 @@ impl TransformerLayer {
     }
 
     /// Writes a row of `out` for each row of x, `[rows, width]` both, as [`Self::forward`] does, with cross-attention to
-    /// `memory`: the rows of an encoder's output, divided into as many sequences as x.
+    /// `memory`: the rows of an encoder's output, divided into the same number of sequences as x.
     ///
     /// # Errors
     /// Any [`Error`]; [`Error::Needs`] if the layer has no cross-attention. `out` is then untouched.
@@ -190,7 +190,7 @@ fn check_attention(
     let of = "the norm of the self-attention";
     same(argument, "inputs", attention.inputs(), width, of)?;
     same(argument, "outputs", attention.outputs(), width, of)?;
-    same("norm of the cross-attention", "width", norm.width(), width, of)
+    Ok(same("norm of the cross-attention", "width", norm.width(), width, of)?)
 }
 
 /// Stack of transformer layers, with an optional norm of the result: an encoder, a decoder, or a language model without
@@ -206,7 +206,7 @@ fn check_attention(
 /// #     let norm = || Norm::layer([1.0; 4], 1e-5);
 /// #     TransformerLayer::encoder(NormOrder::Pre, (attention, norm()?), (feed_forward, norm()?))
 /// # };
-/// // Two layers of width 4, whose weights come to nothing
+/// // Two layers of width 4 with weights that come to nothing
 /// let encoder = Transformer::new(vec![layer()?, layer()?])?.norm(Norm::rms([1.0; 4], 0.0)?)?;
 /// let (x, mut out) = ([2.0; 3 * 4], [0.0; 3 * 4]);
 /// encoder.forward(LayerInput::new(&x, Sequences::one(3)), &mut out, &mut Compute::default())?;
@@ -262,7 +262,7 @@ impl Transformer {
         run(&self.layers, self.norm.as_ref(), Call::new(x), out, compute)
     }
 
-    /// Computes the next rows of sequences whose earlier rows are in these caches, which are as many as the layers.
+    /// Computes the next rows of sequences; earlier rows are in these caches, one for each layer.
     pub(super) fn forward_cached(
         &self,
         x: LayerInput<'_>,
@@ -285,7 +285,7 @@ impl Transformer {
     }
 
     /// Writes a row of `out` for each row of x, `[rows, width]` both, as [`Self::forward`] does, with cross-attention of
-    /// every layer to `memory`: the rows of an encoder's output, divided into as many sequences as x.
+    /// every layer to `memory`: the rows of an encoder's output, divided into the same number of sequences as x.
     ///
     /// # Errors
     /// Any [`Error`]; [`Error::Needs`] if a layer has no cross-attention. `out` is then untouched.
@@ -350,7 +350,7 @@ fn run(
 /// Part of a layer: reads rows, and writes the rows that are added to them.
 enum Part<'a> {
     Own(&'a MultiHeadAttention, LayerInput<'a>),
-    /// Attention whose earlier rows are in the cache.
+    /// Attention with earlier rows in the cache.
     Cached(&'a MultiHeadAttention, &'a mut KvCache),
     Cross(&'a MultiHeadAttention, LayerInput<'a>, LayerInput<'a>),
     FeedForward(&'a FeedForward),
@@ -375,7 +375,7 @@ impl Part<'_> {
 /// `x ← x + add`.
 fn add(x: &mut [f32], add: &[f32], width: usize, compute: &mut Compute) {
     let (rows, cost) = (x.len() / width, COST * x.len() as f64);
-    share::rows(compute.exec(), rows, cost, (Rows(x, width), Rows(add, width)), |_, (x, add)| {
+    share::rows(compute.exec(), rows, cost, (RowSlice(x, width), RowSlice(add, width)), |_, (x, add)| {
         x.0.iter_mut().zip(add.0).for_each(|(x, add)| *x += add);
     });
 }

@@ -16,7 +16,7 @@ struct Launch {
     bias: Option<Bias>,
     /// Key block that no row sees, between others: a column of it neither waits nor adds.
     hidden: Option<usize>,
-    /// Column whose worker stops the work, as one that panics does.
+    /// Column of the worker that stops the work, as one that panics does.
     stops_at: Option<usize>,
 }
 

@@ -22,7 +22,7 @@ mod work_queue;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
-/// Memory that is written without a lock. The checker reports two accesses that nothing orders, of which one writes.
+/// Memory that is written without a lock. The checker reports two accesses that nothing orders, if one of them writes.
 #[derive(Debug, Default)]
 struct Memory(UnsafeCell<Vec<usize>>);
 

@@ -30,7 +30,7 @@ fn at_once(callers: [&(dyn Fn() + Sync); 2]) {
     });
 }
 
-/// Runs so many tasks and asserts that each index was called once.
+/// Runs `tasks` tasks and asserts that each index was called once.
 fn each_once(pool: &ThreadPool, tasks: usize) {
     let calls: Vec<_> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
     pool.run(tasks, &|index| _ = calls[index].fetch_add(1, SeqCst));
@@ -94,7 +94,7 @@ fn a_panic_reaches_the_caller_when_all_tasks_are_done() {
     });
 }
 
-/// Callers one after the other in one place have panics of their own.
+/// Callers one after the other in one place have separate panics.
 #[test]
 fn a_panic_reaches_no_other_caller() {
     in_many_orders(|| {
@@ -106,7 +106,7 @@ fn a_panic_reaches_no_other_caller() {
     });
 }
 
-/// Pools of which threads may not have begun.
+/// Pools with threads that may not have begun.
 #[test]
 fn pools_end_that_were_never_used() {
     in_many_orders(|| drop(pool(3)));

@@ -15,7 +15,7 @@ struct Launch {
     /// `[unit][merge]`
     parts: Vec<Vec<Memory>>,
     outputs: Vec<Memory>,
-    /// Unit whose worker stops the work, as one that panics does.
+    /// Unit of the worker that stops the work, as one that panics does.
     stops_at: Option<usize>,
 }
 
@@ -67,7 +67,7 @@ fn three_workers_merge_each_part_once_and_in_order() {
     parts_are_merged_in_order(3, 3, 1);
 }
 
-/// Nothing is merged of which a part is missing.
+/// Nothing is merged if a part of it is missing.
 #[test]
 fn nothing_is_merged_after_a_stop() {
     in_every_order(2, || {

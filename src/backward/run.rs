@@ -65,8 +65,8 @@ impl BackwardPlan {
         self.tasks
     }
 
-    /// Scratch of one worker in bytes, without 8 for each parameter of a score function whose gradient is wanted. Independent of
-    /// lengths, heads and batch.
+    /// Scratch of one worker in bytes, without the 8 for each parameter of a score function with a gradient that is wanted.
+    /// Independent of lengths, heads and batch.
     pub fn scratch_bytes(&self) -> usize {
         BackwardScratch::bytes_for(&self.tiling)
     }
@@ -136,7 +136,7 @@ impl BackwardProblem<'_> {
         Ok(())
     }
 
-    /// Plans and computes the gradients with a workspace of its own, on the threads of `exec`.
+    /// Plans and computes the gradients with a new workspace, on the threads of `exec`.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -144,7 +144,7 @@ impl BackwardProblem<'_> {
         self.run_once_with(exec, Run::new())
     }
 
-    /// Plans and computes the gradients as [`Self::run_with`] does, with a workspace of its own, on the threads of `exec`
+    /// Plans and computes the gradients as [`Self::run_with`] does, with a new workspace, on the threads of `exec`
     /// if the run names none.
     ///
     /// # Errors
@@ -162,7 +162,7 @@ impl BackwardProblem<'_> {
     }
 }
 
-/// Returns the error of a call for whose rows, and sums for so many parameters, there is no memory.
+/// Returns the error of a call without memory for its rows and for the sums of `parameters` parameters.
 pub(crate) fn no_memory(call: &Call<'_>, parameters: usize) -> Error {
     Error::Memory { what: "workspace of the backward pass", bytes: BackwardMemory::bytes_for(call, parameters) }
 }

@@ -1,7 +1,6 @@
 //! Appending tokens.
 
 use crate::cache::{KvCache, check_elements, check_tokens};
-use crate::ends::cumulative;
 use crate::error::{Error, same};
 use crate::shape::KvShape;
 use sdpa_kernels::{Bound, NewTokens, Tensor};
@@ -79,7 +78,7 @@ impl KvCache {
         sequences.iter().try_for_each(|&sequence| self.there("sequences", sequence))?;
         self.refuse_repeated(sequences)?;
         same("k", "batch", k.shape()[0], 1, "a ragged append")?;
-        let parts = cumulative("ends", ends, ("k", k.shape()[2]))?;
+        let parts = sdpa_kernels::cumulative("ends", ends, k.shape()[2])?;
         same("ends", "number of sequences", parts, sequences.len(), "sequences")?;
         self.check(k, v)?;
         let parts = sequences.iter().zip(ends.windows(2));
@@ -96,7 +95,7 @@ impl KvCache {
         }
     }
 
-    /// Writes tokens whose sizes were checked, if there is memory for them and the cache can store their elements.
+    /// Writes tokens of checked sizes, if there is memory for them and the cache can store their elements.
     /// Elements are looked at last, because views may be huge. A sliding cache reuses the blocks it evicts.
     fn write(&mut self, kv: [Tensor<'_>; 2], tokens: impl Iterator<Item = NewTokens> + Clone) -> Result<(), Error> {
         let Some(new) = self.cache.try_allocate(tokens.clone()) else {

@@ -29,11 +29,11 @@ impl KvCache {
         self.with_format(CacheFormat::Elements(dtype))
     }
 
-    /// Makes the cache one of latent heads, whose values are the first `value_dim` columns of the keys: multi-head
-    /// latent attention (DeepSeek-V2, arXiv:2405.04434) in its absorbed form, where 128 query heads share one key of
-    /// 576 elements, of which 512 are the value. Only rows of keys are stored: little more than half the memory of
-    /// separate keys and values. In int8 ([`KeyScales::PerToken`]) and int4 a value has the scales of its key, and
-    /// each call rearranges the bytes of the keys that it reads.
+    /// Makes the cache one of latent heads: values are the first `value_dim` columns of keys. This is multi-head
+    /// latent attention (DeepSeek-V2, arXiv:2405.04434) in its absorbed form, where 128 query heads share one key of 576
+    /// elements, and the first 512 are the value. Only rows of keys are stored: little more than half the memory of separate keys
+    /// and values. In int8 ([`KeyScales::PerToken`]) and int4 a value has the scales of its key, and each call rearranges the
+    /// bytes of the keys that it reads.
     ///
     /// Tokens are appended as to any cache, but `v` must be the first columns of `k`
     /// ([`View::columns`](crate::View::columns)). Results have the bits that tensors of the same numbers give; in int8
@@ -63,7 +63,7 @@ impl KvCache {
             return Err(Error::Needs { argument: "latent", needs: SCALES_OF_TOKENS });
         }
         let KvShape { head_dim, value_dim, .. } = self.shape();
-        const OF: &str = "the head_dim of keys, whose first columns the values are";
+        const OF: &str = "the head_dim of keys: values are their first columns";
         at_most("latent", "value_dim", value_dim, head_dim, OF)?;
         Ok(Self { cache: self.cache.with_latent(), ..self })
     }
@@ -169,7 +169,7 @@ impl KvCache {
     /// first `first`. Keys that no later row can see are evicted in blocks of 256, so some stay for a while. Other
     /// arguments are as for [`Self::new`].
     ///
-    /// A call whose window shows more last or first keys than these is refused at every length ([`Error::Wider`]). A
+    /// A call with a window of more last or first keys than these is refused at every length ([`Error::Wider`]). A
     /// call without a window, or with one unbounded on the left, is refused if a row would see an evicted key
     /// ([`Error::Evicted`]).
     ///
@@ -178,7 +178,7 @@ impl KvCache {
     /// use sdpa::{Alignment, Attention, KvCache, KvShape, Window};
     /// let last = NonZeroUsize::new(512).unwrap();
     /// let cache = KvCache::sliding(1, KvShape { kv_heads: 8, head_dim: 64, value_dim: 64 }, last, 4)?;
-    /// let window = Window::last_tokens(last).keep_first(4); // as many keys as the cache keeps, or fewer
+    /// let window = Window::last_tokens(last).keep_first(4); // no more keys than the cache keeps
     /// let attention = Attention::new().window(window).align(Alignment::BottomRight);
     /// # Ok::<(), sdpa::Error>(())
     /// ```

@@ -21,7 +21,7 @@ const CHANNEL_SCALES: &str = "channel_scales";
 
 /// Largest number of keys of a sequence in a file, evicted ones included. A call over a sliding cache steps over these
 /// block by block; no file may make that take for ever.
-const MOST_KEYS: usize = u32::MAX as usize;
+const MAX_KEYS: usize = u32::MAX as usize;
 
 /// Reason why a cache has no file.
 pub(crate) const NO_FORMAT: &str = "files have no form for the format of this cache";
@@ -61,7 +61,7 @@ fn tensor_shape(part: TokenPart, [heads, held, elements]: [usize; 3], format: El
 
 /// Reason why a sequence is too long for a file.
 fn too_long(sequence: usize, len: usize) -> String {
-    format!("sequence {sequence}: it has {len} keys, but must have at most {MOST_KEYS}")
+    format!("sequence {sequence}: it has {len} keys, but must have at most {MAX_KEYS}")
 }
 
 /// Converts elements of `size` bytes from the machine's byte order to that of files, or back.
@@ -179,7 +179,7 @@ impl FilePart<'_> {
         }
         for (sequence, &contents) in sequences.iter().enumerate() {
             let Some(contents) = contents.filter(|contents| contents.len > 0) else { continue };
-            if contents.len > MOST_KEYS {
+            if contents.len > MAX_KEYS {
                 return Err(refused(too_long(sequence, contents.len)));
             }
             for (part, [each, size]) in TokenPart::ALL.into_iter().zip(self.elements).filter(|(_, [each, _])| *each > 0)

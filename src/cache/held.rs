@@ -20,7 +20,7 @@ pub(crate) fn check_held(call: &Call<'_>, of_all_keys: Option<&'static str>) -> 
         if let Some(argument) = call.options.own_positions().filter(|_| call.visible.hides_keys()) {
             return Err(Error::Needs { argument, needs: "a cache that keeps all keys" });
         }
-        // Check every row: rows in the middle may be the only ones whose windows reach evicted keys.
+        // Check every row: perhaps only the windows of rows in the middle reach evicted keys.
         for row in 0..sequence.q_len {
             let keys = call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);
             let seen = [(0, keys.prefix), (keys.start, keys.end)]

@@ -58,7 +58,7 @@ impl KvCache {
     /// let (prompt, draft) = (View::bhld(&prompt, [1, 1, 7, 2])?, View::bhld(&draft, [1, 1, 5, 2])?);
     /// cache.append(prompt, prompt)?;
     /// cache.append(draft, draft)?; // a tree of five tokens
-    /// cache.keep(0, 7, &[0, 2, 4])?; // of which one path was accepted
+    /// cache.keep(0, 7, &[0, 2, 4])?; // one path was accepted
     /// assert_eq!(cache.lens(), [10]);
     /// # Ok::<(), sdpa::Error>(())
     /// ```
@@ -90,7 +90,7 @@ impl KvCache {
         let in_place = accepted.iter().enumerate().take_while(|&(i, &token)| i == token).count();
         let mut moved = accepted.iter().enumerate().skip(in_place);
         if let Some((index, &got)) = moved.clone().find(|&(_, token)| evicted.contains(&(from + token))) {
-            let (limit, of) = (evicted.end - from, Some("the first token that is not evicted, counted from `from`"));
+            let (limit, of) = (evicted.end - from, "the first token that is not evicted, counted from `from`");
             return Err(Error::Entry { argument: "accepted", index, got, bound, limit, of });
         }
         if moved.any(|(i, _)| evicted.contains(&(from + i))) {
@@ -165,7 +165,7 @@ impl KvCache {
         self.sorted = Vec::new();
     }
 
-    /// Adds an empty sequence and returns its index: the lowest of the removed sequences', else one more than the last.
+    /// Adds an empty sequence and returns its index: the lowest of the removed sequences', otherwise one more than the last.
     pub fn add_sequence(&mut self) -> usize {
         self.removed.pop_first().unwrap_or_else(|| self.cache.add_sequence())
     }
@@ -185,7 +185,7 @@ pub(crate) fn check_accepted(sequence: usize, len: usize, from: usize, accepted:
             false => (Bound::AtMost, behind - 1, "the last token of the sequence, counted from `from`"),
         };
         if got < least || got > limit {
-            return Err(Error::Entry { argument: "accepted", index, got, bound, limit, of: Some(of) });
+            return Err(Error::Entry { argument: "accepted", index, got, bound, limit, of });
         }
         least = got + 1;
     }

@@ -4,18 +4,15 @@ use crate::error::{Error, same};
 use crate::shape::KvShape;
 use sdpa_kernels::{CacheFormat, Dtype, Isa, Tensor};
 
-/// Refuses keys and values of other sizes than these, which are those of `of`. What the tensors hold is for
-/// [`check_elements`], once there is memory for it: a view may be huge.
+/// Refuses keys and values if their sizes are not `shape`, the sizes of `of`. [`check_elements`] looks at the elements, once
+/// there is memory for them: a view may be huge.
 pub(crate) fn check_tokens(shape: KvShape, of: &'static str, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
     let KvShape { kv_heads, head_dim, value_dim } = shape;
     let [batch, _, rows, _] = k.shape();
-    let heads = |argument, [_, heads, rows, _]: [usize; 4]| {
-        same(argument, "heads", heads, kv_heads, of).map_err(|e| Error::from(e).or_exchanged(argument, [heads, rows]))
-    };
-    heads("k", k.shape())?;
+    same("k", "heads", k.shape()[1], kv_heads, of)?;
     same("k", "head_dim", k.shape()[3], head_dim, of)?;
     same("v", "batch", v.shape()[0], batch, "k")?;
-    heads("v", v.shape())?;
+    same("v", "heads", v.shape()[1], kv_heads, of)?;
     same("v", "rows", v.shape()[2], rows, "k")?;
     Ok(same("v", "value_dim", v.shape()[3], value_dim, of)?)
 }

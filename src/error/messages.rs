@@ -6,6 +6,9 @@ use sdpa_kernels::{Bound, KEY_BLOCK};
 
 /// Argument that says how many keys a backward state had before more came.
 pub(crate) const KEYS_BEFORE: &str = "keys before";
+/// Advice for biases and masks of some of the keys.
+const FEWER_COLUMNS: &str = "; mask_prefix and bias_prefix take fewer columns and hide the other keys; mask_suffix and bias_suffix take \
+                             the columns of the last keys";
 /// Advice for pieces that are no multiples.
 const SMALL_PIECES: &str =
     ": push small pieces together, in their order, with sums for all their keys; KeyGradientSums::keys cuts these";
@@ -14,7 +17,9 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mismatch { argument, what, got, expected, of } => {
-                write!(f, "{argument}: {what} is {got}, but {of} has {expected}")
+                write!(f, "{argument}: {what} is {got}, but {of} has {expected}")?;
+                let fewer = matches!(*argument, "bias" | "mask") && *what == "columns" && got < expected;
+                if fewer { f.write_str(FEWER_COLUMNS) } else { Ok(()) }
             }
             Self::Range { argument, what, got, bound, limit, of } => {
                 write!(f, "{argument}: {what} is {got}, but must be {bound} {limit}, {of}")
@@ -29,15 +34,14 @@ impl fmt::Display for Error {
             Self::Number { argument, got, expected } => write!(f, "{argument}: {got}, but must be {expected}"),
             Self::Unaligned { rule, sequence, q_len, kv_len } => unaligned(f, rule, *sequence, [*q_len, *kv_len]),
             Self::TooLarge { what, sizes } => write!(f, "{what}: sizes {sizes:?} do not fit the address space"),
-            Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes cannot be had"),
+            Self::Memory { what, bytes } => write!(f, "{what}: could not allocate {bytes} bytes"),
             Self::Sequence { argument, got, sequences } => {
                 write!(f, "{argument}: there is no sequence {got}, the cache has {sequences}")
             }
             Self::Removed { argument, sequence } => write!(f, "{argument}: sequence {sequence} was removed"),
             Self::Repeated { argument, sequence } => write!(f, "{argument}: sequence {sequence} is named twice"),
             Self::Entry { argument, index, got, bound, limit, of } => {
-                write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")?;
-                of.map_or(Ok(()), |of| write!(f, ", {of}"))
+                write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}, {of}")
             }
             Self::Length { argument, sequence, got, bound: Bound::AtLeast, limit } => {
                 too_short(f, argument, *sequence, [*got, *limit])
@@ -72,7 +76,6 @@ impl fmt::Display for Error {
             }
             Self::Apart { first, end } => apart(f, *first, *end),
             Self::Layout(e) => e.fmt(f),
-            Self::Likely { error, cause } => write!(f, "{error}; {cause}"),
         }
     }
 }

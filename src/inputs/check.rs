@@ -1,10 +1,9 @@
 //! Calls that inputs make, if queries, keys, values and sequences fit together.
 
-use crate::ends::of_ends;
 use crate::error::Error;
 use crate::inputs::{Inputs, Source};
 use crate::shape::Shape;
-use sdpa_kernels::{Alignment, Bound, Call, Misfit, Options, Precision, Ragged, Visible, tensors_fit};
+use sdpa_kernels::{Alignment, Bound, Call, Options, Precision, Ragged, Visible, tensors_fit};
 
 impl<'a> Inputs<'a> {
     /// Returns the call with default settings, of which nothing is checked but that keys fit values.
@@ -18,15 +17,6 @@ impl<'a> Inputs<'a> {
         let options = Options { bias, alibi, mask, period, sinks, ..lists };
         let (kv, scale, visible, alignment) = (self.key_values()?, 1.0, Visible::default(), Alignment::TopLeft);
         Ok(Call { q, kv, scale, visible, alignment, options, precision: Precision::Exact })
-    }
-
-    /// Returns the error of a call of these inputs that does not fit together.
-    pub(crate) fn error_of(&self, misfit: Misfit) -> Error {
-        match (misfit.argument, self.ragged) {
-            ("ragged k", Some(Ragged { k: Some(k), .. })) => of_ends(misfit, k, ("k", self.shapes()[1][2])),
-            ("ragged q" | "ragged queries", Some(Ragged { q, .. })) => of_ends(misfit, q, ("q", self.q.shape()[2])),
-            _ => misfit.into(),
-        }
     }
 
     /// Refuses sequences that a cache has removed; others are there.

@@ -1,4 +1,4 @@
-//! Inputs of calls whose keys come in parts.
+//! Inputs of calls with keys that come in parts.
 
 use crate::error::Error;
 use crate::inputs::{Inputs, Source};
@@ -23,7 +23,7 @@ impl<'a> Inputs<'a> {
         covers.into_iter().find_map(|(argument, cover)| (cover == Some(Cover::LastKeys)).then_some(argument))
     }
 
-    /// Refuses inputs whose keys cannot come in parts.
+    /// Refuses inputs with keys that cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
             Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.suffix()),
@@ -85,7 +85,7 @@ impl<'a> Inputs<'a> {
     pub(crate) fn lists_from(&self, before: usize, n: usize) -> KeyLists<'a> {
         let len = |len: usize| len.saturating_sub(before).min(n);
         let positions = |(b, list): (usize, &&'a [i32])| {
-            // The list has as many, as `check_columns` has seen.
+            // `check_columns` has seen that the list is long enough.
             let len = len(self.kv_lens.and_then(|lens| lens.get(b)).copied().unwrap_or(list.len()));
             &list[before.min(list.len())..][..len]
         };
@@ -95,8 +95,8 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// Returns the inputs of a call over some of the keys, `before` keys after the first, whose lists are [`Self::lists_from`]
-    /// there. Sinks are left out.
+    /// Returns the inputs of a call over some of the keys, `before` keys after the first, with the lists that
+    /// [`Self::lists_from`] made there. Sinks are left out.
     pub(crate) fn over(self, [k, v]: [Tensor<'a>; 2], before: usize, lists: &'a KeyLists<'a>) -> Self {
         let n = k.shape()[2];
         let range = |columns: usize| before.min(columns)..before.saturating_add(n).min(columns);

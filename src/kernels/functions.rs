@@ -37,7 +37,7 @@ pub use sdpa_kernels::BlockPosition;
 /// let behind = MaskError::Behind { sequence: 0, position: 101, end: 101 };
 /// assert_eq!(Tree::new(100, &[None])?.fits_rows(&rows), Err(behind));
 ///
-/// /// Shows every sequence so many keys.
+/// /// Shows sequence `b` its first `self.0[b]` keys.
 /// struct First(Vec<usize>);
 /// impl MaskMod for First {
 ///     fn keep(&self, at: Position) -> bool {
@@ -45,7 +45,7 @@ pub use sdpa_kernels::BlockPosition;
 ///     }
 ///     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
 ///         let enough = self.0.len() == call.sequences;
-///         enough.then_some(()).ok_or(MaskError::Unfit("not as many numbers of keys as sequences"))
+///         enough.then_some(()).ok_or(MaskError::Unfit("a number of keys for each sequence is needed"))
 ///     }
 /// }
 /// assert!(First(vec![4, 2]).fits(&windowed).is_err());
@@ -56,7 +56,7 @@ pub use sdpa_kernels::CallFacts;
 ///
 /// ```
 /// use sdpa::{BlockClass, BlockPosition, MaskMod, Mods, Position};
-/// /// Shows the first keys, so many for each sequence.
+/// /// Shows sequence `b` its first `self.0[b]` keys.
 /// struct First(Vec<usize>);
 /// impl MaskMod for First {
 ///     fn keep(&self, at: Position) -> bool {

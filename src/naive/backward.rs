@@ -4,7 +4,7 @@
 //! caller's score function, it gives dbias and dslope. Then also times 1 − (s/cap)² under a softcap, it gives dq = c·Σ
 //! ds·k and dk = c·Σ ds·q. dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
 
-use super::sequence::Sequence;
+use super::sequence::OracleSequence;
 use super::{Answer, Dense, Real, answer};
 use crate::attention::Attention;
 use crate::backward::{NO_DERIVATIVE, WEIGHT_FUNCTION};
@@ -92,7 +92,7 @@ pub fn gradients<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     let (sinks, slopes) = (per_head.clone(), per_head);
     let parameters = zeros(mods.score.parameters());
     let mut all = Gradient { q, k, v, bias: zeros(bias), sinks, slopes, scale: T::from(0.0), parameters };
-    for sequence in (0..shape.batch).map(|index| Sequence::new(attention, inputs, shape, index)) {
+    for sequence in (0..shape.batch).map(|index| OracleSequence::new(attention, inputs, shape, index)) {
         for (head, row) in (0..shape.heads).flat_map(|head| (0..sequence.q_len).map(move |row| (head, row))) {
             let at = sequence.at(head, row);
             let [b, h, l] = sequence.query(at);
@@ -106,7 +106,7 @@ pub fn gradients<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
 
 /// One row of a sequence, the score function, and the gradient in the row's log-sum-exp.
 struct Row<'a, T, S> {
-    sequence: &'a Sequence<'a>,
+    sequence: &'a OracleSequence<'a>,
     at: Position,
     score: &'a S,
     d_lse: T,
@@ -121,7 +121,7 @@ impl<T: Real, S: ScoreMod> Row<'_, T, S> {
         all: &mut Gradient<T>,
     ) -> Result<(), Error> {
         let &Self { sequence, at, d_lse, .. } = self;
-        let &Sequence { attention, inputs, shape: Shape { heads, q_len, kv_len, head_dim, .. }, .. } = sequence;
+        let &OracleSequence { attention, inputs, shape: Shape { heads, q_len, kv_len, head_dim, .. }, .. } = sequence;
         let (zero, one, hidden) = (T::from(0.0), T::from(1.0), T::from(f32::NEG_INFINITY));
         let number = (at.batch * heads + at.head) * q_len + at.row;
         let [_, capped, masked, weights] = forward.points.each_ref().map(|x| &x[number * kv_len..][..kv_len]);
@@ -168,7 +168,7 @@ impl<T: Real, S: ScoreMod> Row<'_, T, S> {
         if !self.score.is_given() {
             return Ok(ds);
         }
-        let Sequence { inputs, .. } = self.sequence;
+        let OracleSequence { inputs, .. } = self.sequence;
         let bias =
             inputs.bias.and_then(|Covered { of, cover }| of.get(self.sequence.entry(of.shape(), cover, here)?));
         let slope = T::from(inputs.alibi.map_or(0.0, |slopes| slopes[here.head]));

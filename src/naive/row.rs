@@ -1,10 +1,10 @@
 //! One row of the oracle: scores of every key in the order of operations, softmax, weighted sum.
 
-use super::sequence::Sequence;
+use super::sequence::OracleSequence;
 use super::{Answer, Dense, Real};
 use sdpa_kernels::{Causality, Cover, Covered, Mask, MaskMod, Mods, Position, ScoreMod, WeightMod};
 
-impl Sequence<'_> {
+impl OracleSequence<'_> {
     /// Appends the results of the row at `at` to `all`.
     pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
         &self,

@@ -6,7 +6,7 @@ use crate::shape::Shape;
 use sdpa_kernels::{Alignment, Cover, Position};
 
 /// Sequence of a call, with the call's settings, inputs and sizes.
-pub(super) struct Sequence<'a> {
+pub(super) struct OracleSequence<'a> {
     pub(super) attention: &'a Attention,
     pub(super) inputs: &'a Inputs<'a>,
     pub(super) shape: Shape,
@@ -16,7 +16,7 @@ pub(super) struct Sequence<'a> {
     pub(super) kv_len: usize,
 }
 
-impl<'a> Sequence<'a> {
+impl<'a> OracleSequence<'a> {
     pub(super) fn new(attention: &'a Attention, inputs: &'a Inputs<'a>, shape: Shape, index: usize) -> Self {
         let (q_len, kv_len) = inputs.lengths(&shape, index);
         Self { attention, inputs, shape, index, q_len, kv_len }
@@ -43,7 +43,7 @@ impl<'a> Sequence<'a> {
         Position { distance: clamped(self.ahead(at)), ..at }
     }
 
-    /// Returns how far a row is behind a key: by positions of their own, or by order.
+    /// Returns how far a row is behind a key: by given positions, or by order.
     pub(super) fn ahead(&self, at: Position) -> i128 {
         let own = |positions: &[&[i32]], i: usize| positions[self.index].get(i).map_or(0, |&position| position as i128);
         let row = self.inputs.row_positions.map_or_else(|| self.position(at.row), |positions| own(positions, at.row));
@@ -75,8 +75,8 @@ impl<'a> Sequence<'a> {
     }
 
     /// Returns the index of the entry for a row and key in a bias or mask of this shape; `None` if it leaves the key as it is.
-    /// With [`Cover::FirstKeys`], a missing column hides its key. Fewer sequences than the call has repeat, and fewer heads each
-    /// serve as many of its query heads.
+    /// With [`Cover::FirstKeys`], a missing column hides its key. Fewer sequences than the call has repeat. Fewer heads than
+    /// query heads serve equal groups of these.
     pub(super) fn entry(&self, [b, h, l, columns]: [usize; 4], cover: Cover, at: Position) -> Option<[usize; 4]> {
         let column = match cover {
             Cover::AllKeys if columns == 1 => 0,

@@ -43,8 +43,8 @@ impl PagePool {
         write(DESCRIPTION, &part.description, core::slice::from_ref(&part))
     }
 
-    /// Writes the sequences of a file to the pages of a table, which has as many sequences, of the same lengths; removed ones
-    /// have length 0. The file is that of a pool, or of a cache that is neither latent nor sliding, of the pool's sizes and
+    /// Writes the sequences of a file to the pages of a table. It has the same number of sequences, of the same lengths; removed
+    /// ones have length 0. The file is that of a pool, or of a cache that is neither latent nor sliding, of the pool's sizes and
     /// format. Takes the feature `safetensors`.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl PagePool {
         let lens = description.sequences.iter().map(|contents| contents.map_or(0, |contents| contents.len));
         let mut pairs = table.lens.iter().zip(lens).enumerate();
         if let Some((index, (&got, limit))) = pairs.find(|(_, (got, len))| *got != len) {
-            let (bound, of) = (sdpa_kernels::Bound::Exactly, Some("the length in the file"));
+            let (bound, of) = (sdpa_kernels::Bound::Exactly, "the length in the file");
             return Err(Error::Entry { argument: "lengths of the block table", index, got, bound, limit, of });
         }
         let each = |part| self.pool.token_elements(part);

@@ -17,10 +17,10 @@ use sdpa_kernels::{
 };
 
 /// Second column that rows far from 0 need: a call over all keys sums their exponentials again, a state has not seen all keys.
-const RESTS: &str = "a second column (Outputs::lse) for rows beyond ±256, whose f32 alone is too coarse: a state cannot sum \
+const RESTS: &str = "a second column (Outputs::lse) for rows beyond ±256, where one f32 is too coarse: a state cannot sum \
                      their keys first";
 
-/// Backward pass of query rows whose keys arrive in parts: push the keys in order, then write the gradients of the rows.
+/// Backward pass of query rows, for keys that arrive in parts: push the keys in order, then write the gradients of the rows.
 ///
 /// Each push adds to the sums of the gradients of its keys and values, in a [`KeyGradientSums`]; rows may be on several machines,
 /// and sums go from one to the next. The gradients have the bits of one call if keys are cut at multiples of 256, each stretch of
@@ -73,7 +73,7 @@ impl<'a> BackwardState<'a> {
     /// As [`Attention::backward`]; [`Error::Needs`] for what a state cannot know:
     /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences; and the log-sum-exp of rows
     /// beyond ±256, such as rows that a finite mask hides wholly, unless a second column of `lse`
-    /// ([`Outputs::lse`](crate::Outputs::lse)) has what its rounding leaves.
+    /// ([`Outputs::lse`](crate::Outputs::lse)) has its rounding error.
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
         let mut state = Self { call, saved, exec, keys: 0, workspace: Workspace::new() };
@@ -182,7 +182,7 @@ impl<'a> BackwardState<'a> {
         sums: &mut KeyGradientSums,
         dbias: ViewMut<'_>,
     ) -> Result<(), Error> {
-        if self.call.inputs.shape_of("bias").is_some_and(|[.., columns]| columns == 1) {
+        if self.call.inputs.bias.is_some_and(|bias| bias.of.shape()[3] == 1) {
             return Err(Error::Needs {
                 argument: "dbias",
                 needs: "a bias with more columns than one, which is of all keys",
@@ -227,7 +227,7 @@ impl<'a> BackwardState<'a> {
         self.call.sees(keys)
     }
 
-    /// Passes over the next keys, if no row sees them ([`Self::sees`]): as a push of so many, which would add nothing. If earlier and
+    /// Passes over the next keys, if no row sees them ([`Self::sees`]). A push of the same keys would add nothing. If earlier and
     /// later rows do see some of them, push them here too: these rows may complete a block of 96 in the sums.
     ///
     /// # Errors
@@ -270,7 +270,7 @@ impl<'a> BackwardState<'a> {
         self.run(BackwardProblem { part: Part::End { first_row: self.call.first_row }, ..problem })
     }
 
-    /// Returns the settings and inputs of a call over `keys` keys of which no number counts.
+    /// Returns the settings and inputs of a call over `keys` keys with numbers that do not count.
     fn at_end<'k>(&self, keys: usize, lists: &'k KeyLists<'k>) -> Result<(Attention, Inputs<'k>), Error>
     where
         'a: 'k,
@@ -282,7 +282,7 @@ impl<'a> BackwardState<'a> {
         Ok((attention, inputs))
     }
 
-    /// Computes a part of the pass, the keys of which follow those pushed; at its end no keys are read.
+    /// Computes a part of the pass over the keys that follow those pushed; the last part reads no keys.
     fn run(&mut self, problem: BackwardProblem<'_>) -> Result<(), Error> {
         self.call.functions.run_backward(problem, self.exec, &mut self.workspace, self.call.shift(self.keys))
     }

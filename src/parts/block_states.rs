@@ -13,10 +13,10 @@ use sdpa_kernels::{
     Alignment, AnyMods, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Outputs, Seen, State, View, ViewMut, merge_states,
 };
 
-/// States of query rows over each block of 256 keys by itself, kept until the state over all earlier keys is there: see
+/// States of query rows over each single block of 256 keys, kept until the state over all earlier keys is there: see
 /// [`RowStates`].
 ///
-/// For a few rows, such as a decode step's, whose keys lie on several machines in blocks: each machine computes the states of
+/// For a few rows, such as a decode step's, with keys in blocks on several machines. Each machine computes the states of
 /// its own blocks, which takes all the time, then a [`RowStates`] goes from one to the next in the order of the keys and takes
 /// in each block. The result has the bits of one call over all keys. (Flash-Decoding across machines: Dao, Haziza, Massa and
 /// Sizov 2023.)
@@ -83,13 +83,13 @@ impl BlockStates {
         if let Some(argument) = inputs.suffix() {
             return Err(Error::Needs { argument, needs: "a call over all keys" });
         }
-        // Positions of their own are among all keys.
+        // Given positions are among all keys.
         let attention = if inputs.key_positions.is_some() { *attention } else { by_order };
         let checked = attention.call_alone(&inputs)?;
         let shape = Shape::of(checked.call());
         let problem = Problem { checked, shape };
         let plan = Plan::of_blocks(&problem, exec);
-        const OF: &str = "the rows that one task holds, as each block is computed by itself";
+        const OF: &str = "the rows that one task holds, as each block is computed alone";
         let rows = problem.longest_rows();
         // Tiles of some instruction sets make room for a few more.
         at_most("q", "rows that share a key/value head", rows, plan.tiling.task_rows().min(MAX_SPLIT_ROWS), OF)?;

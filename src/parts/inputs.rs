@@ -227,7 +227,7 @@ impl<'a> Inputs<'a> {
             same("kv_lens", "length", lens.len(), sequences, "the batch")?;
             let (got, limit) = (lens[sequence], ends.map_or(usize::MAX, |ends| len(ends, sequence)));
             if got > limit {
-                let (bound, of) = (Bound::AtMost, Some("the keys of that sequence"));
+                let (bound, of) = (Bound::AtMost, "the keys of that sequence");
                 return Err(Error::Entry { argument: "kv_lens", index: sequence, got, bound, limit, of });
             }
         }

@@ -100,7 +100,7 @@ impl KeyGradientSums {
     /// Returns the sums of some of the keys, if there are such.
     ///
     /// # Errors
-    /// [`Error::Range`] if there are not so many keys; [`Error::Memory`].
+    /// [`Error::Range`] if `keys` reaches beyond the last key; [`Error::Memory`].
     pub fn keys(&self, keys: Range<usize>) -> Result<Self, Error> {
         let KeyGradientShape { batch, heads, keys: all, .. } = self.shape;
         at_most("sums", "end of the keys", keys.end, all, "the keys of the sums")?;
@@ -136,7 +136,7 @@ impl KeyGradientSums {
     }
 
     /// Writes the gradients of the keys and values ([`Gradients::k`], [`Gradients::v`], either or both), when all rows have been
-    /// added. `attention` has the settings of the call, whose scale is a factor of the gradients of keys.
+    /// added. `attention` has the settings of the call: its scale is a factor of the gradients of keys.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for gradients of other shapes; [`Error::Heads`] if query heads cannot share the key/value heads;

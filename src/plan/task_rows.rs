@@ -5,10 +5,10 @@ use sdpa_kernels::MAX_TASK;
 
 /// Number of rows, about, that make packing the keys of a task worthwhile: at 32 rows, packing is a tenth of the work.
 const MIN_TASK: usize = 32;
-/// Number of rows whose work takes as long as packing the keys of a task.
+/// Cost of packing the keys of a task, in rows.
 const PACKING: usize = 3;
 /// Most tasks per worker that are tried for the sake of balance.
-const MOST_TASKS: usize = 16;
+const MAX_TASKS_PER_WORKER: usize = 16;
 
 /// Query rows of a problem that is divided into tasks of equal size.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,7 @@ impl RowCost {
         if !call.visible.hides_keys() {
             return Self::Even;
         }
-        // Sequences that are not ragged have as many rows each; there may be any number of them.
+        // Sequences that are not ragged are equally long; there may be any number of them.
         let count = if call.options.ragged.is_some() { call.sequence_count() } else { call.sequence_count().min(1) };
         let longest = (0..count).map(|index| call.sequence(index)).max_by_key(|sequence| sequence.q_len);
         let Some(sequence) = longest else { return Self::Even };
@@ -61,7 +61,7 @@ impl Rows {
     /// soonest, or the largest of several.
     pub(crate) fn per_task(self, problem: &Problem<'_>, workers: usize, tile_rows: usize) -> usize {
         let fewest = self.rows.div_ceil(MAX_TASK).max(1);
-        let enough = MOST_TASKS.saturating_mul(workers).div_ceil(self.heads.max(1));
+        let enough = MAX_TASKS_PER_WORKER.saturating_mul(workers).div_ceil(self.heads.max(1));
         let most = if workers > 1 { enough.min(self.rows.div_ceil(MIN_TASK)).max(fewest) } else { fewest };
         let size = |parts: usize| self.rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
         if most == fewest {

@@ -30,13 +30,13 @@ impl<'a> AttnState<'a> {
     }
 
     /// Creates a state without keys from the inputs of a call: its queries, biases, masks, ALiBi slopes, sinks, key
-    /// lengths and positions. Of its keys and values only the shapes are taken, and they may have no rows: push them. Biases,
-    /// masks, lengths and positions are those of all keys that will come; each push takes its columns, and a bias or mask needs
-    /// at least as many columns as there will be keys, or one.
+    /// lengths and positions. Only the shapes of its keys and values are used, and these may have no rows: push keys and values.
+    /// Biases, masks, lengths and positions are those of all keys that will come; each push takes its columns, and a bias or mask
+    /// needs a column for each key that will come, or one column.
     ///
     /// ```
     /// use sdpa::{Alignment, Attention, AttnState, Exec, Inputs, Mask, Outputs, View, ViewMut};
-    /// // One row; 300 keys of one number, all equal, of which the mask shows key 2 and the last.
+    /// // One row; 300 equal keys of one number. The mask shows key 2 and the last.
     /// let (q, k, v): ([f32; 1], _, Vec<f32>) = ([1.0], [1.0; 300], (0..300).map(|n| n as f32).collect());
     /// let shown: Vec<bool> = (0..300).map(|n| n == 2 || n == 299).collect();
     /// let keys = |x| View::bhld(x, [1, 1, 300, 1]);
@@ -53,7 +53,7 @@ impl<'a> AttnState<'a> {
     /// ```
     ///
     /// # Errors
-    /// As [`Self::new`]; [`Error::Needs`] for caches, pages and ragged sequences, whose keys do not come in parts.
+    /// As [`Self::new`]; [`Error::Needs`] for caches, pages and ragged sequences: their keys do not come in parts.
     pub fn from_inputs(attention: Attention, inputs: Inputs<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         Self::from_inputs_in(attention, inputs, exec, Workspace::new())
     }
@@ -143,7 +143,7 @@ impl<'a> AttnState<'a> {
     ///
     /// ```
     /// use sdpa::{Attention, AttnState, Exec, Inputs, Mods, Outputs, Position, View, ViewMut};
-    /// // Two rows, each in a state; a row sees the key of its own number.
+    /// // Two rows, each in a state; row i sees key i.
     /// let (q, k, v) = ([1.0; 2], [1.0; 2], [3.0, 5.0]);
     /// let (k, v) = (View::bhld(&k, [1, 1, 2, 1])?, View::bhld(&v, [1, 1, 2, 1])?);
     /// let same = Mods::new().mask(|at: Position| at.row == at.key);
@@ -204,7 +204,7 @@ impl<'a> AttnState<'a> {
     /// Sets attention sinks, `[heads]`, one logit per query head. They are added once, when the state is read.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if there are not as many logits as query heads.
+    /// [`Error::Mismatch`] if there is not one logit for each query head.
     pub fn sinks(mut self, logits: &'a [f32]) -> Result<Self, Error> {
         self.call.inputs = self.call.inputs.sinks(logits);
         self.accumulate(None)?;

@@ -22,7 +22,7 @@ pub(crate) struct Shift {
     pub(crate) rows: usize,
     /// Position of the call's first key.
     pub(crate) keys: usize,
-    /// Distance of the rows' positions; `None` if keys have positions of their own, which are among all keys.
+    /// Distance of the rows' positions; `None` if positions of keys are given: these are among all keys.
     pub(crate) positions: Option<usize>,
 }
 

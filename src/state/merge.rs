@@ -10,7 +10,7 @@ use sdpa_kernels::{
 };
 
 impl AttnState<'_> {
-    /// Merges a later state into this one: a state for the same queries whose keys follow this state's keys. Sinks of
+    /// Merges a later state into this one: a state for the same queries, with keys that follow this state's keys. Sinks of
     /// `later` are ignored; those of this state are added when it is read. If `later` holds one block, the result has
     /// the bits of one state over all keys; otherwise it is equal up to rounding, because sums are taken in another
     /// order.
@@ -76,7 +76,7 @@ impl AttnState<'_> {
         slopes.into_iter().find(|[got, expected]| got != expected).map(|slopes| ("ALiBi slope of a head", slopes))
     }
 
-    /// Returns which options there are whose numbers are not compared.
+    /// Returns the options that are only compared by whether they are there.
     fn options(&self) -> [(&'static str, bool); 6] {
         let Inputs { bias, mask, kv_lens, row_positions, key_positions, .. } = self.call.inputs;
         [
@@ -154,13 +154,13 @@ impl Settings {
 }
 
 /// Merges two results over different keys by their LSEs: `out` and `lse` become, up to rounding, the result of
-/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`, or `[.., 2]` of LSEs
-/// with what rounding leaves of them ([`Outputs::lse`](crate::Outputs::lse)).
+/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`, or `[.., 2]` if
+/// LSEs have their rounding errors in a second column ([`Outputs::lse`](crate::Outputs::lse)).
 ///
-/// An LSE far from 0 needs that: rounded to `f32` it is off by up to |LSE| · 2⁻²⁴, which is a relative error of all weights of
-/// its side. At 10⁹ it does not say how many keys there were.
+/// An LSE far from 0 needs the second column: rounded to `f32` it is off by up to |LSE| · 2⁻²⁴, which is a relative error of all
+/// weights of its side. At 10⁹ it does not say how many keys there were.
 ///
-/// A side whose LSE is −∞ has seen no key and is ignored, even if its output holds NaN; if both LSEs are −∞, the output
+/// A side with an LSE of −∞ has seen no key and is ignored, even if its output holds NaN; if both LSEs are −∞, the output
 /// is 0 and the LSE −∞. Only one of the two results may include a sink. (Flash-Decoding; `merge_state` in FlashInfer.
 /// The log is natural.)
 ///

@@ -1,4 +1,4 @@
-//! Calls whose keys come in parts: settings, queries and options, of which each part of the keys takes its own.
+//! Calls with keys that come in parts: settings, queries and options; each part of the keys takes its part of these.
 
 use crate::attention::Attention;
 use crate::error::{Error, same};
@@ -68,10 +68,10 @@ impl<'a> PartedCall<'a> {
     pub(crate) fn check_keys(&self, [k, v]: [Tensor<'_>; 2], before: usize) -> Result<usize, Error> {
         let ([batch, _, _, dim], [kb, kh, n, kd], [vb, vh, vn, vd]) = (self.inputs.q.shape(), k.shape(), v.shape());
         same("k", "batch", kb, batch, "q")?;
-        same("k", "heads", kh, self.kv_heads, "the state").map_err(|e| Error::from(e).or_exchanged("k", [kh, n]))?;
+        same("k", "heads", kh, self.kv_heads, "the state")?;
         same("k", "head_dim", kd, dim, "q")?;
         same("v", "batch", vb, batch, "q")?;
-        same("v", "heads", vh, self.kv_heads, "the state").map_err(|e| Error::from(e).or_exchanged("v", [vh, vn]))?;
+        same("v", "heads", vh, self.kv_heads, "the state")?;
         same("v", "rows", vn, n, "k")?;
         same("v", "value_dim", vd, self.value_dim, "the state")?;
         check_room(before, n)?;
@@ -116,7 +116,7 @@ impl<'a> PartedCall<'a> {
     {
         let attention = self.attention.align(Alignment::Offset(self.offset()));
         let attention = Attention { dropout_from: [self.first_row, before], ..attention };
-        // Positions of their own are among all keys.
+        // Given positions are among all keys.
         let attention = if self.inputs.key_positions.is_some() { attention } else { attention.counted_from(before) };
         (attention, self.inputs.over(keys, before, lists))
     }

@@ -24,7 +24,7 @@ impl AttnState<'_> {
         self.call.sees(keys)
     }
 
-    /// Passes over the next keys without their numbers, if no row sees them ([`Self::sees`]): as a push of so many keys.
+    /// Passes over the next keys without their numbers, if no row sees them ([`Self::sees`]): as a push of `keys` keys.
     ///
     /// # Errors
     /// [`Error::Needs`] if a row may see one of them; [`Error::Range`] if a bias or mask has no columns for them, or they have no

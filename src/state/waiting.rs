@@ -7,7 +7,7 @@ use sdpa_kernels::{Bf16, KEY_BLOCK, LayoutError, Precision, Tensor, View};
 /// Rows of keys, or of values, that wait until their block is full: `[batch, heads, KEY_BLOCK, dim]`.
 ///
 /// They are widened, which changes no bit of a result, but for one use: with [`Precision::Native`] the machine multiplies
-/// bfloat16 by its own instruction, so a block of which every row came as bfloat16 is also kept as such.
+/// bfloat16 by its own instruction, so a block is also kept as bfloat16 if every row came as such.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Waiting {
     shape: [usize; 4],

@@ -55,7 +55,7 @@ impl<'r, S, M, P> Run<'r, S, M, P> {
         Run { mods, executor: self.executor, stop: self.stop }
     }
 
-    /// Sets the threads to run on. Make the plan for as many threads: [`Exec::on`]. Bits do not depend on threads.
+    /// Sets the threads to run on. Make the plan for the same number of threads: [`Exec::on`]. Bits do not depend on threads.
     pub fn executor(self, executor: &'r dyn Executor) -> Self {
         Self { executor: Some(executor), ..self }
     }

@@ -1,4 +1,4 @@
-//! Workers on the threads of an executor: each with memory of its own, locked while in use.
+//! Workers on the threads of an executor: each with its own memory, locked while in use.
 
 use crate::threads::executor::Executor;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -17,7 +17,7 @@ pub(crate) fn reserved<'w, T: Default>(
     executor: &dyn Executor,
     reserve: impl Fn(&mut T) -> bool,
 ) -> &'w mut [Mutex<T>] {
-    // At most as many workers as there are threads, whatever the plan says. One thread needs no pool, and asking for the
+    // No more workers than threads, whatever the plan says. One thread needs no pool, and asking for the
     // size of rayon's would start it.
     let wanted = if planned > 1 { planned.min(executor.threads()).max(1) } else { 1 };
     if workers.len() < wanted {

@@ -1,4 +1,4 @@
-//! `Plan::balance`: equal shares for many workers; and calls whose keys are divided because rows are too few for them.
+//! Equal shares for many workers, by a model of their time; and calls that divide keys because rows are too few for them.
 
 use crate::kv_support::{append_part, cache_of, empty_cache, same_full};
 use crate::memory::held;
@@ -10,7 +10,7 @@ use sdpa::{
 };
 use std::num::NonZeroUsize;
 
-/// Calls `f` with a problem whose tensors are one row that is read again and again; only plans are made of it.
+/// Calls `f` with a problem of tensors that are one row, read again and again; only plans are made of it.
 fn planned<T>(shape: Shape, attention: Attention, f: impl FnOnce(&Problem<'_>) -> T) -> T {
     let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
     let row = vec![0.5f32; head_dim.max(value_dim)];
@@ -215,7 +215,7 @@ fn small_calls_are_divided_by_the_time_they_take() {
     };
     // 128 µs and 102 µs of one core of Zen 5.
     assert_eq!([plain(8, 1, 1000), plain(12, 64, 64)], [3, 3]);
-    // Up to six rows take the time of reading.
+    // Up to six rows are memory-bound.
     for (rows, keys) in [(1, 651), (5, 651), (6, 651), (7, 558), (16, 244)] {
         assert_eq!([plain(8, rows, keys), plain(8, rows, keys + 1)], [1, 2], "{rows} rows, {keys} keys");
     }
@@ -263,7 +263,7 @@ fn backward_calls_are_divided_by_the_time_they_take() {
     };
     let plain = Attention::new();
     let inputs = |rows, keys| Inputs::new(view(rows, D), view(keys, D), view(keys, D));
-    // Two rows take the time of reading.
+    // Two rows are memory-bound.
     assert_eq!([260, 261].map(|keys| workers(&plain, inputs(2, keys), 2)), [1, 2]);
     let window = plain.align(Alignment::BottomRight).window(Window::inclusive(Some(200), Some(0)));
     assert_eq!(workers(&window, inputs(2, 10_000), 2), 1);

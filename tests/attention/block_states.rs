@@ -105,7 +105,7 @@ fn caches_cut_anywhere_have_the_bits_of_one() {
     }
 }
 
-/// Positions among all keys, in any order, of which each place has those of its keys.
+/// Positions among all keys, in any order; each place has those of its keys.
 #[test]
 fn positions_cut_anywhere_have_the_bits_of_one_call() {
     let [batch, heads, kv_heads, keys] = SIZES;
@@ -194,7 +194,7 @@ fn what_cannot_be_cut_is_refused() {
     assert!(matches!(error, Error::Mismatch { got: 2, expected: 3, .. }), "{error}");
 }
 
-/// Two sequences laid end to end, of which each place has some keys.
+/// Two sequences laid end to end; each place has some keys.
 #[test]
 fn ragged_sequences_cut_anywhere_have_the_bits_of_one_call() {
     let (rows, shape) = ([0, 2, 5], [1, 4, 5, 16]);
@@ -204,7 +204,7 @@ fn ragged_sequences_cut_anywhere_have_the_bits_of_one_call() {
         let inputs = Inputs::new(q, tensors.k.view(), tensors.v.view()).ragged(&rows, &[0, 700, 1200]);
         let (expected, mut states) = (whole(&Attention::new(), inputs, shape, exec), RowStates::new(shape).unwrap());
         for cut in [0..256, 256..700] {
-            // The second sequence has 500 keys, the first of which is key 700 of all.
+            // The second sequence has 500 keys; the first is key 700 of all.
             let keys: Vec<usize> = cut.clone().chain(700 + cut.start..700 + cut.end.min(500)).collect();
             let [k, v] = [&tensors.k, &tensors.v].map(|x| {
                 let [_, heads, _, dim] = x.shape;

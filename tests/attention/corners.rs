@@ -117,7 +117,7 @@ fn merge_says_what_is_wrong_with_an_lse() {
     let mine = (ViewMut::bhld(&mut out, [2, 4, 3, 7]).unwrap(), ViewMut::bhld(&mut lse, [2, 4, 3, 3]).unwrap());
     let view = |shape| sdpa::View::bhld(&zeros, shape).unwrap();
     let error = sdpa::merge(mine, (view([2, 4, 3, 7]), view([2, 4, 3, 1]))).unwrap_err();
-    let words = "lse: last dimension is 3, but must be 1 (one value a row), or 2 (and what its rounding leaves)";
+    let words = "lse: last dimension is 3, but must be 1 (one value a row), or 2 (and its rounding error)";
     assert_eq!(error.to_string(), words);
 }
 
@@ -271,7 +271,7 @@ fn a_huge_batch_without_rows_returns_at_once() {
     }
 }
 
-/// Outputs whose dimensions interleave without sharing an element.
+/// Outputs with dimensions that interleave without sharing an element.
 #[test]
 fn outputs_may_interleave() {
     // Rows are 2 apart and heads 3: elements 0, 2, 4 and 3, 5, 7.
@@ -301,7 +301,7 @@ fn states_beyond_memory_are_refused() {
     assert!(matches!(new(1, [1, 1 << 50]), Error::Memory { what: "state", .. }));
 }
 
-/// Sizes whose product wraps, and values that are fewer than keys: refused wherever they come in.
+/// Sizes with a product that wraps, and values that are fewer than keys: refused wherever they come in.
 #[test]
 fn sizes_that_wrap_or_differ_make_nothing() {
     let panics = |make: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).is_err();

@@ -12,7 +12,7 @@ use sdpa::{
 
 const THREADS: usize = 3;
 
-/// Rows of whole tasks, and one row against many keys, whose blocks are shared out. Enough work for three threads each.
+/// Rows of whole tasks, and one row against many keys: their blocks are shared out. Enough work for three threads each.
 const SIZES: [[usize; 7]; 2] = [[1, 4, 2, 210, 500, 20, 33], [1, 8, 2, 1, 6000, 64, 64]];
 
 /// Runs a call planned for three threads; returns its answer and the number of workers.

@@ -8,7 +8,7 @@ use sdpa::{
 
 const D: usize = 16;
 
-/// Explains a call of one head whose rows are all the same row.
+/// Explains a call of one head with the same row everywhere.
 fn explain(attention: Attention, rows: usize, keys: usize, machine: Option<Machine>) -> Explanation {
     let (data, mut out) = (vec![0.0; D], vec![0.0; rows * D]);
     let view = |rows| View::from_strides(&data, 0, [1, 1, rows, D], [0, 0, 0, 1]).unwrap();

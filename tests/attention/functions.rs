@@ -29,7 +29,7 @@ fn functions_chosen_at_run_time_have_the_same_bits() {
     let score = |score: f32, at: Position| score - 0.1 * (at.position - at.key as isize) as f32;
     let mask = |at: Position| !(at.key + at.head).is_multiple_of(5);
     let prob = |weight: f32, at: Position| if at.key.is_multiple_of(3) { 0.0 } else { weight };
-    // A prompt, and few rows over many keys, whose key blocks are shared out unless there is a weight function.
+    // A prompt, and few rows over many keys: key blocks are shared out unless there is a weight function.
     for sizes in [[1, 4, 2, 40, 70, 16, 24], [2, 4, 1, 2, 1500, 32, 32]] {
         let tensors = Tensors::normal(sizes, 1);
         for (isa, exec) in execs() {

@@ -90,7 +90,7 @@ fn any_mix_is_the_widened_call() {
     assert!(counts.iter().all(|&n| n > 15), "options are missing: {counts:?}");
 }
 
-/// Few rows, whose keys and values are not packed.
+/// Few rows: their keys and values are not packed.
 #[test]
 fn any_mix_decodes_like_the_widened_call() {
     for (n, mix) in mixes().into_iter().enumerate() {

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 const THREADS: usize = 3;
 
-/// Rows of whole tasks, and few rows against many keys, whose blocks are shared out.
+/// Rows of whole tasks, and few rows against many keys: their blocks are shared out.
 const ROWS: [usize; 7] = [1, 4, 2, 210, 500, 20, 33];
 const BLOCKS: [usize; 7] = [1, 8, 2, 1, 6000, 64, 64];
 

@@ -31,7 +31,7 @@ const LENGTHS: [usize; 9] = [1, 15, 16, 17, 255, 256, 257, 511, 513];
 const DIMS: [usize; 9] = [1, 3, 8, 16, 17, 33, 64, 80, 272];
 const HEADS: [(usize, usize); 4] = [(1, 1), (4, 2), (3, 1), (2, 2)];
 
-/// One sequence of so many rows and keys, each row at its key, causal, with any other options.
+/// One sequence of equally many rows and keys, each row at its key, causal, with any other options.
 fn causal(seed: u64, length: usize) -> Case {
     let mut rng = Rng::new(seed);
     let (heads, kv_heads) = rng.pick(&HEADS);
@@ -57,7 +57,7 @@ fn every(cases: u64, mut check: impl FnMut(&str, &mut Rng, &Case, Exec)) {
     }
 }
 
-/// Rows against a cache that has so many keys.
+/// Rows against a cache with this number of keys.
 fn attend(case: &Case, cache: &KvCache, exec: Exec, wanted: Wanted) -> crate::options::Full {
     case.run_over(Inputs::cached(case.q.view(), cache), exec, wanted)
 }

@@ -1,4 +1,4 @@
-//! Latent caches, whose values are the first columns of the keys: the bits of a cache that stores both, in less memory.
+//! Latent caches: values are the first columns of the keys. They have the bits of a cache that stores both, in less memory.
 
 use crate::counting::counted;
 use crate::kv_support::{append_part, cuts, empty_cache, same_cache, same_full};
@@ -12,7 +12,7 @@ use sdpa::{
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
-/// The case with the first columns of its keys for values, as many as it has or as keys have.
+/// The case with the first columns of its keys for values: its `value_dim`, or those that keys have.
 fn latent(case: Case) -> Case {
     let [b, h, n, _] = case.v.shape;
     let dim = case.v.shape[3].min(case.k.shape[3]);
@@ -268,7 +268,7 @@ fn what_is_no_latent_cache_is_refused() {
     };
     assert_eq!(
         said(new([8, 9]).latent()),
-        "latent: value_dim is 9, but must be at most 8, the head_dim of keys, whose first columns the values are"
+        "latent: value_dim is 9, but must be at most 8, the head_dim of keys: values are their first columns"
     );
     let channels = || KeyScales::PerChannel(vec![0.1; 8]);
     let needs = "latent: needs keys with a scale for each token, not for each channel (KeyScales::PerToken)";

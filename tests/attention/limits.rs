@@ -75,7 +75,7 @@ fn keys_of_integers_end_with_the_longest() {
     assert_eq!(twice.format(), CacheFormat::Int4(Int4::Centred));
 }
 
-/// A cache whose blocks are no larger than memory can be is made; nothing is allocated for its keys.
+/// A cache is made if its blocks are no larger than memory can be; nothing is allocated for its keys.
 #[test]
 fn heads_of_a_cache_end_where_a_block_is_larger_than_memory_can_be() {
     // Of 256 keys and values, 16 floats each.
@@ -234,7 +234,7 @@ fn inputs_of_heads_have_their_heads_of_a_bias() {
     assert_eq!((lens.key_lens(), Inputs::new(q, kv, kv).key_lens()), (Some(&[1][..]), None));
 }
 
-/// A sequence of a ragged call may have as many keys as there are for it.
+/// A sequence of a ragged call may have all the keys that there are for it.
 #[test]
 fn keys_of_one_sequence_end_with_those_laid_out_for_it() {
     let (x, ends) = ([0.0f32; 9], [0, 4, 9]);

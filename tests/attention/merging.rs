@@ -11,7 +11,7 @@ const LEFT: [f32; 4] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3.0];
 /// Output and log-sum-exp over some keys.
 type Side = crate::support::Answer;
 
-/// Rows of which all, none or some have seen keys; the output of the others is what is left there.
+/// Rows, if all, none or some have seen keys; the output of the others is what is left there.
 fn side(rng: &mut Rng, dim: usize, seen: impl Fn(usize) -> bool) -> Side {
     let mut side = Side { out: Tensor::normal([2, 3, 5, dim], rng), lse: Tensor::normal([2, 3, 5, 1], rng) };
     for (row, lse) in side.lse.data.iter_mut().enumerate().filter(|(row, _)| !seen(*row)) {
@@ -86,7 +86,7 @@ fn merging_gives_the_bits_of_the_formula_in_every_layout() {
     }
 }
 
-/// Rows 0 to 4 see no key from 256 on, whose values are not finite; rows −3 to 1 see none at all of the first.
+/// Rows 0 to 4 see no key from 256 on (their values are not finite); rows −3 to 1 see none at all of the first.
 #[test]
 fn states_of_keys_that_a_row_does_not_see_count_for_nothing() {
     let mut rng = Rng::new(5);
@@ -134,7 +134,7 @@ fn infinite_log_sum_exps_make_the_row_nan() {
 /// Numbers that all scores of a row share.
 const SHARED: [f32; 8] = [0.0, 3.5, 300.0, -1e4, 1e7, 1e9, -1e30, f32::MIN];
 
-/// A call all scores of which are one number, by a bias of one column.
+/// A call with one number for all scores, by a bias of one column.
 struct Flat {
     q: Tensor,
     k: Tensor,

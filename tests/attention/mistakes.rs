@@ -2,7 +2,6 @@
 //! side by side, or `accepted`. Whoever refuses has written nothing.
 
 mod caches;
-mod exchanged;
 mod options;
 mod oracle;
 mod outputs;
@@ -20,9 +19,6 @@ const Q: [usize; 4] = [2, 4, 3, 6];
 const K: [usize; 4] = [2, 2, 5, 6];
 const V: [usize; 4] = [2, 2, 5, 7];
 const OUT: [usize; 4] = [2, 4, 3, 7];
-
-/// What is added to a message where the sizes give a cause away.
-const KEY_HEADS: &str = "; that is the number of key/value heads, and query heads count here";
 
 static ZEROS: [f32; 4096] = [0.0; 4096];
 static BYTES: [u8; 4096] = [0; 4096];
@@ -96,7 +92,6 @@ fn good_calls_are_accepted() {
 fn every_mistake_has_its_answer() {
     let all = [
         sizes::mistakes(),
-        exchanged::mistakes(),
         views::mistakes(),
         options::mistakes(),
         oracle::mistakes(),

@@ -253,7 +253,7 @@ fn heads_with_others_between() {
     }
 }
 
-/// A slice of what a projection left, whose rows are apart: ndarray alone cannot reshape it without a copy.
+/// A slice of what a projection left, with rows apart: ndarray alone cannot reshape it without a copy.
 #[test]
 fn heads_of_rows_with_several() {
     let all = Array::from_shape_fn([2, 5, 30], |(b, l, c)| (100 * b + 10 * l) as f32 + c as f32 / 100.0);

@@ -20,7 +20,7 @@ struct Paged {
 }
 
 impl Paged {
-    /// A pool of a cache's sizes and format with random pages for the sequences of a case, none of whose keys are there; every
+    /// A pool of a cache's sizes and format with random pages for the sequences of a case; none of their keys are there; every
     /// page was written before.
     fn empty(case: &Case, like: &KvCache, page: usize, rng: &mut Rng) -> Self {
         let lens: Vec<usize> = (0..case.batch()).map(|b| case.kv_len(b)).collect();
@@ -186,7 +186,7 @@ fn shared_pages_and_copies() {
         let [k, v] = [32, 48].map(|dim| Tensor::normal([1, 2, prompt + 1, dim], &mut rng));
         let whole: Vec<u32> = (0..9).collect();
         pool.append(BlockTable { entries: &whole, lens: &[prompt + 1] }, k.view(), v.view()).expect("they fit");
-        // Page 8, of which one key is in use, is copied for each of the others.
+        // Page 8, with one key in use, is copied for each of the others.
         pool.copy_pages(&[[8, 20], [8, 21], [20, 22]]).expect("pages of the pool");
         let entries: Vec<u32> = [8, 20, 21, 22].into_iter().flat_map(|own| (0..8).chain([own])).collect();
         let lens = [prompt + 2; 4];
@@ -354,7 +354,8 @@ fn bad_pools_and_tables_are_refused() {
     // Nothing was written.
     let pages = BlockTable { entries: &[0, 1, 2, 3], lens: &[64] };
     let q = Tensor::filled([1, 2, 1, 8], 1.0);
-    let held = Inputs::paged(q.view(), pool.pages(pages).expect("a good table")).key_values().expect("as many");
+    let held =
+        Inputs::paged(q.view(), pool.pages(pages).expect("a good table")).key_values().expect("a value for each key");
     assert!((0..64).all(|j| held.key([0, 1, j, 7]) == Some(0.0) && held.value([0, 0, j, 5]) == Some(0.0)));
     let mut pool = new(16, [8, 6], CacheFormat::Int8PerToken).expect("a pool");
     let mut bad = k.clone();

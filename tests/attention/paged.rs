@@ -340,7 +340,7 @@ fn calls_that_do_not_fit_the_pages() {
     says("pages: number of sequences is 2, but q (batch) has 3", [3, 2, 1, 3], |inputs| inputs);
     says("pages: head_dim is 3, but q has 4", [2, 2, 1, 4], |inputs| inputs);
     says("q: 3 heads are no multiple of the 2 heads of pages", [2, 3, 1, 3], |inputs| inputs);
-    says("kv_lens: needs tensors; caches and pages have lengths of their own", [2, 2, 1, 3], |inputs| {
+    says("kv_lens: needs tensors; caches and pages have their own lengths", [2, 2, 1, 3], |inputs| {
         inputs.kv_lens(&[12, 9])
     });
     let mut one = six();
@@ -352,5 +352,5 @@ fn calls_that_do_not_fit_the_pages() {
     let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, 1, 5]).unwrap());
     let inputs = Inputs::paged(q.view(), pages).ragged(&[0, 1], &[0, 4]);
     let error = Attention::new().problem(inputs, outputs).unwrap_err();
-    assert_eq!(error.to_string(), "ragged: needs tensors; caches and pages have lengths of their own");
+    assert_eq!(error.to_string(), "ragged: needs tensors; caches and pages have their own lengths");
 }

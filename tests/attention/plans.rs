@@ -90,7 +90,7 @@ fn repeated(one: &[f32], shape: [usize; 4], stride: isize) -> View<'_> {
     View::from_strides(one, 0, shape, [0, 0, 0, stride]).unwrap()
 }
 
-/// Fills a cache with sequences of these lengths, every third of which begins as a fork of the one before.
+/// Fills a cache with sequences of these lengths; every third begins as a fork of the one before.
 fn forked(sizes: Sizes, one: &[f32], lens: &[usize]) -> KvCache {
     let KvShape { kv_heads, head_dim, value_dim } = sizes.kv;
     let mut cache = KvCache::new(sizes.batch, sizes.kv).unwrap();

@@ -9,7 +9,7 @@ use sdpa::{
 
 const SHAPE: KvShape = KvShape { kv_heads: 2, head_dim: 24, value_dim: 40 };
 
-/// Lengths of two sequences, and their pages of 16 keys, of which they share none.
+/// Lengths of two sequences, and their pages of 16 keys; they share none.
 const LENS: [usize; 2] = [300, 37];
 const WIDTH: usize = 20;
 
@@ -158,7 +158,8 @@ fn what_a_pool_cannot_keep_is_refused() {
         let error: Error = pool.keep(table, sequence, from, accepted).expect_err("a mistake");
         let q = View::bhld(&[1.0], [1, 1, 1, 1]).expect("it fits");
         let whole = BlockTable { entries: &[2, 0, 3], lens: &[40] };
-        let held = Inputs::paged(q, pool.pages(whole).expect("a good table")).key_values().expect("as many");
+        let held =
+            Inputs::paged(q, pool.pages(whole).expect("a good table")).key_values().expect("a value for each key");
         assert!((0..40).all(|j| held.key([0, 0, j, 0]) == Some(j as f32)), "a refused change changed the pool");
         error.to_string()
     };

@@ -1,4 +1,4 @@
-//! Rows and keys with positions of their own: the bits of default ones, the oracle's numbers, packed documents,
+//! Rows and keys with given positions: the bits of default ones, the oracle's numbers, packed documents,
 //! padding, refusals.
 
 use crate::options::{Case, Full, Wanted, check_against_oracle, kept};
@@ -303,7 +303,7 @@ fn positions_that_do_not_fit_are_refused() {
     let error = state(inputs.row_positions(&all)).expect_err("rows alone");
     assert!(matches!(error, Error::Needs { argument: "row positions", .. }), "{error}");
     let mut state = state(inputs.key_positions(&all)).expect("a state");
-    state.push(x, x).expect("as many keys as positions");
+    state.push(x, x).expect("a position for each key");
     let text = state.push(x, x).expect_err("more keys").to_string();
     assert_eq!(text, "k: rows is 3, but must be at most 0, the key positions that are left");
 }

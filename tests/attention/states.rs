@@ -1,4 +1,4 @@
-//! States whose keys come in parts: with every option that can be cut by keys, the bits of one call.
+//! States with keys that come in parts: with every option that can be cut by keys, the bits of one call.
 
 mod functions;
 
@@ -265,7 +265,7 @@ fn what_a_state_refuses() {
 fn rows_of_one_ragged_sequence_are_inputs_of_a_state_and_what_does_not_fit_is_refused() {
     let (x, ends, mask) = (vec![0.5f32; 2 * 9 * 8], [0, 4, 9], vec![true; 2 * 3 * 5]);
     let of = |rows: usize| View::bhld(&x[..2 * rows * 8], [1, 2, rows, 8]).unwrap();
-    // Rows 3, 4 and 5, of which the first is of the first sequence.
+    // Rows 3, 4 and 5; row 3 is of the first sequence.
     let inputs = Inputs::new(of(3), of(9), of(9)).ragged(&ends, &ends);
     let mask_of = |shape: [usize; 4]| {
         let len = shape.iter().product::<usize>();

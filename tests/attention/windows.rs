@@ -34,7 +34,7 @@ fn keys_between_first_keys_and_a_window_cost_nothing() {
     }
 }
 
-/// Values whose rows lie on pages of their own are copied for many rows: the bits are those of dense ones.
+/// Values with rows on different pages are copied for many rows: the bits are those of dense ones.
 #[test]
 fn values_far_apart_have_the_bits_of_dense_ones() {
     for (dim, value_dim) in [(16, 16), (8, 40), (16, 300)] {

@@ -6,7 +6,7 @@ use crate::options::{Case, Full, POINTS, Wanted};
 use crate::support::{Layout, Rng, Sizes, Tensor, UNWRITTEN, execs};
 use sdpa::{Attention, AttnState, Error, Exec, Inputs, KvShape, Outputs, Run, ViewMut};
 
-/// Sizes of 0, 1 and 2; as many query heads as 0, 1 or 2 for each key/value head. Dimensions of 0, which are errors, are rare.
+/// Sizes of 0, 1 and 2; 0, 1 or 2 query heads for each key/value head. Dimensions of 0, which are errors, are rare.
 fn sizes(rng: &mut Rng) -> Sizes {
     let dim = |rng: &mut Rng| if rng.below(10) == 0 { 0 } else { 1 + rng.below(2) };
     let kv_heads = rng.below(3);

@@ -7,7 +7,7 @@ use sdpa::{Exec, Isa};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-/// Runs so many cases, of at most so many products; the worst error of each instruction set is printed.
+/// Runs `cases` cases, of at most `most` products; the worst error of each instruction set is printed.
 fn compare(first_seed: u64, cases: usize, most: usize, progress: usize) {
     let start = Instant::now();
     let isas: Vec<Isa> = Isa::available().collect();

@@ -39,7 +39,7 @@ pub(crate) fn call(number: u64) -> Call {
     Call { what: recorder.what, hashes: recorder.hashes.into_iter().map(|(isa, hash)| (isa, hash.value())).collect() }
 }
 
-/// Makes calls on so many threads, in any order, and returns them in order.
+/// Makes calls on `threads` threads, in any order, and returns them in order.
 pub(crate) fn calls(numbers: Range<u64>, threads: usize) -> Vec<Call> {
     if threads < 2 {
         return numbers.map(call).collect();

@@ -80,13 +80,13 @@ impl Entries {
         (self.cover == Cover::All || at[3] < self.of.shape[3]).then(|| self.of.repeated(at))
     }
 
-    /// How many columns there are if there are so many keys, not as many as before.
+    /// Number of columns if the number of keys changes to this.
     fn columns(&self, keys: usize, before: usize) -> usize {
         let columns = self.of.shape[3];
         if self.cover == Cover::All && columns == before { keys } else { columns.min(keys) }
     }
 
-    /// With no more than so many keys.
+    /// With no more than this number of keys.
     pub(crate) fn first(&self, keys: usize) -> Self {
         let [b, h, l, columns] = self.of.shape;
         Self { of: Array::from_fn([b, h, l, columns.min(keys)], |at| self.of.get(at)), cover: self.cover }

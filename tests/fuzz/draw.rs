@@ -91,7 +91,7 @@ fn sizes(rng: &mut Rng) -> Sizes {
     sizes_of(rng, products)
 }
 
-/// Sizes of a call of so many multiplications.
+/// Sizes of a call with a number of multiplications in this range.
 pub(crate) fn sizes_of(rng: &mut Rng, products: RangeInclusive<usize>) -> Sizes {
     loop {
         let mut near = |sizes: &[usize]| {
@@ -164,7 +164,7 @@ pub(crate) fn draw(rng: &mut Rng) -> (Case, Home) {
     (draw_at(rng, home), home)
 }
 
-/// A call whose keys are there.
+/// A call with keys that are there.
 pub(crate) fn draw_at(rng: &mut Rng, home: Home) -> Case {
     let sizes = sizes(rng);
     draw_of(rng, home, sizes)
@@ -207,7 +207,7 @@ pub(crate) fn draw_of(rng: &mut Rng, home: Home, sizes: Sizes) -> Case {
     case
 }
 
-/// Gives rows, keys or both of a call positions of their own, in order or not. With slopes none is far away.
+/// Gives rows, keys or both of a call positions, in order or not. With slopes none is far away.
 pub(crate) fn own_positions(rng: &mut Rng, case: &mut Case) {
     let far = case.alibi.is_none();
     let list = |rng: &mut Rng, n: usize| -> Vec<i32> {

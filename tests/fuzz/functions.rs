@@ -32,7 +32,7 @@ pub(crate) enum Score {
     Same,
     /// Something for every step between the row's position and the key.
     Relative(f32),
-    /// Hides one position in so many; the rest are damped.
+    /// Hides one position in n; the rest are damped.
     Holes(usize),
 }
 
@@ -55,9 +55,9 @@ pub(crate) enum Keep {
     All,
     /// Bands along the diagonal, different for every head and sequence.
     Bands(usize),
-    /// Keys up to so many after the row.
+    /// Keys up to n after the row.
     Diagonal(isize),
-    /// One position in so many is hidden.
+    /// One position in n is hidden.
     Holes(usize),
 }
 

@@ -10,11 +10,11 @@ use std::thread;
 enum Manner {
     /// A thread each.
     Threads,
-    /// The library's pool, whose threads many cases share at once.
+    /// The library's pool; many cases share its threads at once.
     Pool,
     /// One after the other, the last first.
     Backwards,
-    /// One in so many, the rest not at all.
+    /// One in n, the rest not at all.
     Some(usize),
     /// Each on two threads at once, and some that there are not.
     Twice,

@@ -8,10 +8,10 @@ use map::Map;
 use sdpa::{Bf16, F16};
 use std::cell::RefCell;
 
-/// Types of which any bytes of one kind are a value.
+/// Types with a value for any bytes of one kind.
 ///
 /// # Safety
-/// A value whose bytes are all [`Plain::FILL`] is valid, and there is nothing to drop.
+/// A value with bytes that are all [`Plain::FILL`] is valid, and there is nothing to drop.
 pub(crate) unsafe trait Plain: Copy {
     /// What is in memory that nobody has written. For numbers 0xff: NaN, or more than there is of anything.
     const FILL: u8 = 0xff;
@@ -84,7 +84,7 @@ impl<T: Plain> Memory<T> {
 
     pub(crate) fn slice(&self) -> &[T] {
         let bytes = &self.bytes()[self.first..][..self.len * size_of::<T>()];
-        // SAFETY: so many bytes, which are a `T` each by the promise of `Plain` or were written as such. Maps begin and end
+        // SAFETY: these bytes are a `T` each by the promise of `Plain` or were written as such. Maps begin and end
         // at whole pages, so `first`, which is a whole number of elements from one of the two, is aligned.
         unsafe { core::slice::from_raw_parts(bytes.as_ptr().cast(), self.len) }
     }
@@ -181,13 +181,13 @@ mod map {
     impl Drop for Map {
         fn drop(&mut self) {
             let page = page();
-            // SAFETY: what `new` mapped, of which no borrow is left.
+            // SAFETY: what `new` mapped; no borrow of it is left.
             unsafe { libc::munmap(self.first.as_ptr().wrapping_sub(page).cast(), self.bytes + 2 * page) };
         }
     }
 }
 
-/// Where pages cannot be protected: memory like any other, of which only the bytes around a slice are looked at.
+/// Where pages cannot be protected: memory like any other; only the bytes around a slice are looked at.
 #[cfg(not(all(unix, not(miri))))]
 mod map {
     #[derive(Debug)]
@@ -312,7 +312,7 @@ mod fault {
             // No lock and no allocation: this is called by signal handlers.
             let _ = writeln!(left, "fuzz: {what}: --kind {kind} --seed {seed} --only {number}");
             let len = room - left.len();
-            // SAFETY: so many bytes of the line.
+            // SAFETY: bytes inside the line.
             unsafe { libc::write(2, line.as_ptr().cast(), len) };
         }
     }

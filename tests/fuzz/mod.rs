@@ -1,5 +1,5 @@
 //! A fuzzer: random cases, checked in every way there is. `tests/fuzz.rs` makes a few of them with every run of the tests;
-//! `fuzz/` is a program that makes as many as one likes. A case is a kind, a seed and a number, and is the same for ever.
+//! `fuzz/` is a program that makes any number of them. A case is a kind, a seed and a number, and is the same for ever.
 //!
 //! | kind | what is random | checked by |
 //! |---|---|---|
@@ -81,7 +81,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Wrong cases of a kind after which no more are made.
 pub(crate) const ENOUGH: u64 = 20;
 
-/// Makes cases of a kind on so many threads. Returns how many were wrong.
+/// Makes cases of a kind on `threads` threads. Returns how many were wrong.
 pub(crate) fn run(kind: &'static Kind, seed: u64, numbers: Range<u64>, threads: usize) -> u64 {
     let (next, wrong) = (AtomicU64::new(numbers.start), AtomicU64::new(0));
     std::thread::scope(|scope| {

@@ -213,12 +213,12 @@ impl<'a> Oracle<'a> {
             beyond |= q.is_finite() && q.abs() > 3.38e38 || (q * k).is_infinite() && q.abs().min(k.abs()) < 1.2e-38;
         }
         let (scale, d, [queries, keys]) = (f64::from(case.scale()), query.len(), units);
-        // Chains of at most 32, added up first to last; twice as many roundings without FMA.
+        // Chains of at most 32, added up first to last; twice the roundings without FMA.
         let roundings = (d.min(32) + d / 16 + 6) as f64;
         let mut e = roundings * U * size * scale.abs() + 2.0 * TINY * d as f64 * scale.abs().max(1.0);
         let mut overflows = size.max(size * scale.abs()) > 1e38;
         if self.code.is_some() {
-            // Sums of bytes are multiplied by the scales of the query, the softmax and the key, whose product may be
+            // Sums of bytes are multiplied by the scales of the query, the softmax and the key; their product may be
             // subnormal or overflow by itself.
             e += 200.0 * TINY * (queries + keys) + 4e3 * TINY * d as f64;
             overflows |= (queries * keys).max(127.0 * queries) * scale.abs() > 1e38;

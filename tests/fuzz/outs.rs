@@ -68,7 +68,7 @@ impl Outs {
         Self { dtype: wanted.out, out, lse, points, mass }
     }
 
-    /// Asks for log-sum-exps with a second column, of what their rounding leaves.
+    /// Asks for log-sum-exps with a second column, of their rounding errors.
     pub(crate) fn with_rests(self, rng: &mut Rng, case: &Case) -> Self {
         let [b, h, l, _] = case.q.shape;
         let layout = Layout::draw(rng, [b, h, l, 2]);

@@ -26,7 +26,7 @@ impl Rng {
         Self { state: 0, said: bytes.iter().rev().copied().collect(), zeros: true }
     }
 
-    /// The same numbers for a case that is checked, whose sizes may all be 0.
+    /// The same numbers for a case that is checked; its sizes may all be 0.
     pub(crate) fn with_zeros(self) -> Self {
         Self { zeros: true, ..self }
     }
@@ -46,12 +46,12 @@ impl Rng {
         (self.bits() % n.max(1) as u64) as usize
     }
 
-    /// True once in so many times.
+    /// True once in `n` times.
     pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    /// A size, or 0 once in many times; never in calls whose bits are recorded, which stay what they are.
+    /// A size, or 0 once in many times; never in calls with recorded bits, which stay what they are.
     pub(crate) fn or_zero(&mut self, size: usize) -> usize {
         if self.zeros && self.one_in(30) { 0 } else { size }
     }

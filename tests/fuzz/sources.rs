@@ -86,7 +86,7 @@ fn empty(case: &Case) -> KvCache {
     .expect("good sizes")
 }
 
-/// Scales of so many channels: from too small for keys of this size to much too large.
+/// Scales of channels: from too small for keys of this size to much too large.
 pub(crate) fn channel_scales(channels: usize, most: f32) -> Vec<f32> {
     (0..channels).map(|i| most * (0.5 + (i % 7) as f32) / 127.0).collect()
 }
@@ -244,7 +244,7 @@ pub(crate) fn in_integers<'c>(case: &'c Case, cache: &KvCache, home: Home) -> Or
     let mut oracle = Oracle { code: Some(code), ..Oracle::of(case) };
     let none = View::<f32>::bhld(&[], [case.batch(), 0, 0, 1]).expect("nothing");
     let inputs = Inputs::cached(none, cache);
-    let held = inputs.key_values().expect("as many values as keys");
+    let held = inputs.key_values().expect("a value for each key");
     let d = case.k.shape[3];
     for (of, x, wide) in [(0, &case.k, &mut oracle.k), (1, &case.v, &mut oracle.v)] {
         for at @ [b, h, j, c] in indices(x.shape).filter(|&[b, _, j, _]| j < case.kv_len(b)) {

@@ -10,7 +10,7 @@ thread_local! {
     // Constant and without a destructor, so that counting does not allocate.
     static CALLS: Cell<usize> = const { Cell::new(0) };
     static BYTES: Cell<usize> = const { Cell::new(0) };
-    /// Number of the request that is refused, of those for so many bytes at least, counted from the next one.
+    /// Number of the request that is refused, of those for `least` bytes or more, counted from the next one.
     static REFUSED: Cell<Option<[usize; 2]>> = const { Cell::new(None) };
     /// Bytes of the last request that might have been.
     static REFUSED_BYTES: Cell<usize> = const { Cell::new(0) };

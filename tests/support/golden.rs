@@ -66,9 +66,9 @@ pub(crate) fn are_written() -> bool {
     }
 }
 
-/// Holds calls, from number 0 on, against the files of the package's `tests/golden`: one for instruction sets with FMA, whose
-/// bits are all the same, and one for those without. Panics at the first call that differs. `command` runs the test. On a
-/// 32-bit machine calls of which `far` has the number are not compared.
+/// Holds calls, from number 0 on, against the files of the package's `tests/golden`: one for instruction sets with FMA (they all
+/// have the same bits), and one for those without. Panics at the first call that differs. `command` runs the test. On a 32-bit
+/// machine calls with numbers in `far` are not compared.
 pub(crate) fn check(calls: &[Call], far: &[usize], command: &str) {
     for (name, fused) in [("fma.txt", true), ("no_fma.txt", false)] {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));

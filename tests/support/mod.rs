@@ -7,7 +7,7 @@ use sdpa::{Alignment, Attention, Exec, Inputs, Isa, Outputs, Plan, View, ViewMut
 /// What outputs hold before a run: a NaN that no arithmetic makes, so that an element never written shows.
 pub const UNWRITTEN: u32 = 0x7fc5_a5a5;
 
-/// Returns how many random cases of so many are made: an emulator is slow, so `.ci/aarch64` sets `SDPA_FEWER` to a divisor.
+/// Returns how many of `cases` random cases are made: an emulator is slow, so `.ci/aarch64` sets `SDPA_FEWER` to a divisor.
 pub fn fewer(cases: u64) -> u64 {
     match std::env::var("SDPA_FEWER") {
         Err(_) => cases,

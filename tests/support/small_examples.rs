@@ -1,6 +1,6 @@
 //! The small examples as their users meet them: what is wrong with a command line is said before any work, in one line,
 //! with exit status 2.
-#![allow(dead_code, reason = "compiled into the tests of two packages, of which one has no pictures")]
+#![allow(dead_code, reason = "compiled into the tests of two packages; one has no pictures")]
 
 use crate::temporary_folder::TemporaryFolder;
 use std::ffi::OsStr;

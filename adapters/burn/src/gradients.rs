@@ -18,7 +18,7 @@ use sdpa::{Attention, Saved, TensorMut, View, ViewMut};
 /// Tensor with burn's autodiff.
 type Tracked = FloatTensor<Autodiff<Flex>>;
 
-/// Computes attention on tensors of which at least one has burn's autodiff, with the given strategy of its checkpoints.
+/// Computes attention on tensors with burn's autodiff (at least one has it), with the given strategy of its checkpoints.
 pub(crate) fn attention_by(
     strategy: GradientCheckpointingStrategy,
     attention: &Attention,

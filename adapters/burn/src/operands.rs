@@ -43,7 +43,7 @@ impl Operands {
     }
 }
 
-/// Runs the call into memory of its own.
+/// Runs the call into new memory.
 fn run<T>(attention: &Attention, inputs: Inputs<'_>, lse: Option<&mut Vec<f32>>) -> Result<FlexTensor, Error>
 where
     T: Element + Default,

@@ -15,7 +15,7 @@ use support::Rng;
 const NONE: AttentionModuleOptions = AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
 
 thread_local! {
-    // Each test has a thread of its own, and so the same numbers each time.
+    // Each test has its own thread, and so the same numbers each time.
     static RNG: RefCell<Rng> = RefCell::new(Rng::new(25));
 }
 
@@ -72,7 +72,7 @@ fn options() {
     compare(call(), Some(some([2, 6, 33, 70])), Some(normal([2, 6, 33, 70])), all);
 }
 
-/// With fewer rows than keys, as many, and more: rows then stand before the first key and see nothing.
+/// With fewer rows than keys, the same number, and more: rows then stand before the first key and see nothing.
 #[test]
 fn causal() {
     let causal = AttentionModuleOptions { is_causal: true, ..NONE };

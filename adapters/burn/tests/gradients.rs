@@ -108,7 +108,7 @@ fn biases_of_every_shape() {
     }
 }
 
-/// Heads of `[batch, rows, heads, dim]`, swapped; and one tensor for all three, whose gradients add up.
+/// Heads of `[batch, rows, heads, dim]`, swapped; and one tensor for all three: its gradients add up.
 #[test]
 fn layouts_and_self_attention() {
     let swapped = |x: &Tensor<4>| x.clone().swap_dims(1, 2);

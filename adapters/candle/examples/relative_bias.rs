@@ -56,7 +56,7 @@ fn centred(table: &Tensor) -> Result<Tensor> {
     table.broadcast_sub(&table.mean_keepdim(1)?)
 }
 
-/// Computes attention with a table `[heads, buckets]`, in whose gradient candle's `backward` has a part.
+/// Computes attention with a table `[heads, buckets]`; candle's `backward` has a part in its gradient.
 fn attention(data: &Arc<Data>, table: &Tensor) -> Result<Tensor> {
     table.apply_op1(WithBias { data: data.clone(), attended: OnceLock::new() })
 }

@@ -113,7 +113,7 @@ impl KvCache {
         let arguments = [("q", Some(q).filter(|q| q.track_op())), ("bias", bias), ("alibi", alibi), ("sinks", sinks)];
         let tracked = arguments.into_iter().find(|(_, x)| x.is_some()).map(|(argument, _)| argument);
         order.restore(match tracked.or(self.tracked) {
-            // Made to depend on a variable of its own: the argument would keep all that it was computed from.
+            // Made to depend on a separate variable: the argument would keep all that it was computed from.
             Some(argument) => Var::zeros((), DType::F32, q.device())?.apply_op1(NoGradient { argument, out })?,
             None => out,
         })

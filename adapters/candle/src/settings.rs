@@ -52,14 +52,14 @@ impl Sdpa {
         Self { attention, ..Self::default() }
     }
 
-    /// Sets a mask of type `u8` whose nonzero elements may be attended to (as in PyTorch and transformers). Replaces
+    /// Sets a mask of type `u8`: nonzero elements may be attended to (as in PyTorch and transformers). Replaces
     /// any other mask.
     #[must_use]
     pub fn keep_mask(self, mask: &Tensor) -> Self {
         Self { mask: Some(Mask::Keep(mask.clone())), ..self }
     }
 
-    /// Sets a mask of type `u8` whose nonzero elements are hidden. Replaces any other mask.
+    /// Sets a mask of type `u8`: nonzero elements are hidden. Replaces any other mask.
     #[must_use]
     pub fn drop_mask(self, mask: &Tensor) -> Self {
         Self { mask: Some(Mask::Drop(mask.clone())), ..self }

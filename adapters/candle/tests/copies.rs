@@ -10,7 +10,7 @@ use sdpa_candle::{KvCache, KvShape, Sdpa};
 /// More than a thread's scratch and all small things, and less than half of any of the tensors.
 const SMALL: usize = 1 << 20;
 
-/// Runs on one thread, the only one whose allocations are counted.
+/// Runs on one thread: only its allocations are counted.
 fn allocated(call: impl FnOnce() -> Tensor + Send) -> (usize, Tensor) {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     pool.install(|| {

@@ -148,7 +148,7 @@ impl Tensors {
         Self { rounded: Rounded::new(workload, elements), d_out }
     }
 
-    /// Key/value head `n` of all batches and the query heads on it, as a call of its own.
+    /// Key/value head `n` of all batches and the query heads on it, as a separate call.
     fn gradients(&self, n: usize) -> Result<[Vec<f64>; 3]> {
         let Rounded { workload, qkv: Qkv { q, k, v }, .. } = &self.rounded;
         let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = workload.shape;
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
     use crate::folder::Folder;
 
-    /// On something whose sizes are all odd.
+    /// On something with odd sizes.
     #[test]
     fn rust_peers_are_right() {
         let folder = Folder::new().unwrap();

@@ -4,7 +4,7 @@ use crate::failure::Result;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A folder of its own for tensors on their way, gone afterwards.
+/// A temporary folder for tensors on their way.
 #[derive(Debug)]
 pub(crate) struct Folder(PathBuf);
 

@@ -42,7 +42,7 @@ impl Neighbour {
         self == Self::Nothing || self.readers(threads) > 0
     }
 
-    /// Does some work, beside a peer on so many threads, with the neighbour at it from beginning to end.
+    /// Does some work, beside a peer on `threads` threads, with the neighbour at it from beginning to end.
     pub(crate) fn during<R>(self, threads: usize, work: impl FnOnce() -> R) -> R {
         let readers = self.readers(threads);
         let memory = if readers > 0 { support::flush() } else { Vec::new() };

@@ -25,7 +25,7 @@ pub(crate) trait Peer<T> {
 /// Place of a peer's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// In this program; the package in Cargo.lock whose version it has.
+    /// In this program; the package in Cargo.lock that has its version.
     Rust { package: &'static str },
     /// In `python/`, which installs it.
     Python(Environment),

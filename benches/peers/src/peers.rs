@@ -86,7 +86,7 @@ mod tests {
     use crate::rounded::Rounded;
     use crate::support::WORKLOADS;
 
-    /// On something small, and on something whose sizes are all odd; one after the other, as a worker has it.
+    /// On something small, and on something with odd sizes; one after the other, as a worker has it.
     #[test]
     fn rust_peers_are_right() {
         let folder = Folder::new().unwrap();

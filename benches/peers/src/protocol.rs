@@ -1,6 +1,6 @@
 //! What the program and its workers say to each other: one JSON object a line, an answer to each question.
 //!
-//! Every peer computes in a process of its own, started anew for each number of threads. Several of them take their
+//! Every peer computes in a separate process, started anew for each number of threads. Several of them take their
 //! number of threads from the environment, once; one that crashes takes nothing with it; and no allocator, pool or
 //! register state of one meets another.
 
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 pub(crate) enum Request<T> {
     /// Forget the last task and get ready for this one.
     Prepare(T),
-    /// Compute so many times, one after the other.
+    /// Compute this number of times, one after the other.
     Burst { runs: usize },
     /// Write the last result to a file.
     Output { file: PathBuf },

@@ -46,7 +46,7 @@ impl Conditions {
     }
 }
 
-/// A task, on so many threads, in elements of a type, beside a neighbour.
+/// A task, on `threads` threads, in elements of a type, beside a neighbour.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spot {
     pub(crate) task: String,

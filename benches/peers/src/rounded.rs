@@ -29,7 +29,7 @@ impl Rounded {
         Self { workload, elements, qkv: Qkv { q, k, v } }
     }
 
-    /// Some rows of one head as a problem of their own.
+    /// Some rows of one head as a separate problem.
     pub(crate) fn strip(&self, [b, h]: [usize; 2], rows: Range<usize>) -> Result<(Attention, Inputs<'_>)> {
         let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.workload.shape;
         let kv = b * kv_heads + h / (heads / kv_heads);

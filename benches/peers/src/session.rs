@@ -26,7 +26,7 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Begins one, or goes on with the one whose record the arguments name.
+    /// Begins one, or goes on with that of the record that the arguments name.
     pub(crate) fn new(args: &'a Args, part: Part) -> Result<Self> {
         support::held_isa()?;
         let machine = support::machine();
@@ -83,7 +83,7 @@ impl Report {
     }
 }
 
-/// A task that is still to be measured: on so many threads, in elements of a type, beside these neighbours.
+/// A task that is still to be measured: on `threads` threads, in elements of a type, beside these neighbours.
 #[derive(Debug)]
 pub(crate) struct Due {
     name: String,
@@ -269,7 +269,7 @@ fn interpreter(environment: Environment, args: &Args) -> PathBuf {
     }
 }
 
-/// A peer whose answer to a task is right.
+/// A peer with a right answer to a task.
 struct Contender<'a> {
     entry: Entry,
     worker: &'a mut Worker,

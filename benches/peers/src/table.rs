@@ -284,7 +284,7 @@ mod tests {
             "{markdown}"
         );
         assert!(markdown.contains("| b | 2 | f32 | 500.0 µs (2000.0 GFLOP/s) |  |  |  |"), "{markdown}");
-        // What is measured beside something is a group of its own.
+        // What is measured beside something is a separate group.
         report.rows.push(Row { beside: Neighbour::Memory, ..row("b", 1, "sdpa", Some(0.02)) });
         let markdown = report.markdown("sdpa");
         assert!(markdown.contains("| b beside memory | 1 | f32 | 20.00 ms (50.0 GFLOP/s) |  |  |  |"), "{markdown}");

@@ -37,7 +37,7 @@ impl Timed {
         (round + 1) * self.runs / ROUNDS - round * self.runs / ROUNDS
     }
 
-    /// The time in the middle, of so many.
+    /// The median of the times.
     pub(crate) fn median(&self) -> Option<f64> {
         let mut seconds = self.seconds.clone();
         seconds.sort_unstable_by(f64::total_cmp);

@@ -65,7 +65,7 @@ impl Worker {
         }
     }
 
-    /// Seconds of each of so many runs.
+    /// Seconds of each run.
     pub(crate) fn burst(&mut self, runs: usize) -> Result<Vec<f64>> {
         match self.ask(&Request::<()>::Burst { runs })? {
             Reply::Seconds(seconds) if seconds.len() == runs => Ok(seconds),

@@ -145,7 +145,7 @@ fn scatter(dense: &[f32], to: &mut ViewMut<'_>) {
     let [_, heads, rows, dim] = to.shape();
     for (i, &x) in dense.iter().enumerate() {
         let at = [i / dim / rows / heads, i / dim / rows % heads, i / dim % rows, i % dim];
-        *to.get_mut(at).expect("as many elements as the shape has") = x;
+        *to.get_mut(at).expect("an element for each index") = x;
     }
 }
 
@@ -307,7 +307,7 @@ mod tests {
         [0, 2, 2, 3, 5, 4, 4],
     ];
 
-    /// Reproducible numbers between −2 and 2, whose sums do not cancel out.
+    /// Reproducible numbers between −2 and 2; their sums do not cancel out.
     pub(super) fn fill(n: usize, seed: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * 7919 + seed * 104_729) % 251) as f32 / 62.5 - 2.0).collect()
     }

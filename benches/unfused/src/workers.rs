@@ -1,10 +1,10 @@
-//! Parts of a call shared out among workers, and the memory that they need, whose failures are errors: as `sdpa`'s own, which it
+//! Parts of a call shared out among workers, and the memory that they need; its failures are errors: as `sdpa`'s own, which it
 //! does not show.
 
 use sdpa::{Error, Executor};
 use std::sync::{Mutex, PoisonError};
 
-/// Calls `work` on every part, on an executor. There are as many workers as `scratch` has pieces of `each` floats, one
+/// Calls `work` on every part, on an executor. Each piece of `each` floats of `scratch` gives one worker, one
 /// piece per worker; workers take the next part until none is left.
 pub(crate) fn parts<P: Send>(
     executor: &dyn Executor,

@@ -4,9 +4,9 @@
 use crate::layout::{KEY_BLOCK, PARCEL, Parcel, Part};
 use core::ops::Range;
 
-/// Rows whose part of a sum is taken by itself.
+/// Rows that make a separate part of a sum.
 pub(crate) const ROW_BLOCK: usize = 96;
-/// Parcels for each stretch of rows, at least, where there are so many key blocks: each stretch waits for the one before.
+/// Parcels for each stretch of rows, at least, if there are enough key blocks: each stretch waits for the one before.
 const PARCELS_A_STRETCH: usize = 4;
 
 /// Whole key blocks that travel together, and where their keys lie.
@@ -20,7 +20,7 @@ pub(crate) struct Blocks {
     pub(crate) pieces: Vec<Parcel>,
 }
 
-/// Cuts keys into whole key blocks of each sequence, where each key and its sums take so many bytes, for these parts of the rows.
+/// Cuts keys into whole key blocks of each sequence, for these parts of the rows; each key and its sums take `bytes`.
 pub(crate) fn blocks(keys: &[Part], rows: &[Part], bytes: usize) -> Vec<Blocks> {
     let of_one_rank = |parts: &[Part]| {
         let of_rank = |rank| parts.iter().filter(|part| part.rank == rank).count();
@@ -130,7 +130,7 @@ impl Chains {
         all.filter(move |(parcel, through)| !through.is_empty() && parcel + through.start == round).map(|(n, _)| n)
     }
 
-    /// Returns the parcels whose sums come back to their owners in a round.
+    /// Returns the parcels with sums that come back to their owners in a round.
     pub(crate) fn returning(&self, round: usize) -> impl Iterator<Item = usize> {
         let all = self.through.iter().enumerate();
         all.filter(move |(parcel, through)| !through.is_empty() && parcel + through.end + 1 == round).map(|(n, _)| n)

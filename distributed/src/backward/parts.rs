@@ -25,7 +25,7 @@ pub(crate) struct RowPart<'a> {
 }
 
 impl<'a> RowPart<'a> {
-    /// Takes a part whose sequence has these keys, and its state, or none yet.
+    /// Takes a part of a sequence with these keys, and its state, or none yet.
     pub(crate) fn new(part: &Part, keys: Range<usize>, make: Make<'a>, state: Option<BackwardState<'a>>) -> Self {
         let rows = part.range.start - part.begin..part.range.end - part.begin;
         Self { stretch: part.number, batch: part.batch, rows, keys, make, state }
@@ -80,7 +80,7 @@ impl<'a> Parts<'a> {
         Ok(seen)
     }
 
-    /// Completes the gradients of a part of a sequence that is computed by itself, to which no more keys come.
+    /// Completes the gradients of a part of a sequence that is computed alone; no more keys come to it.
     pub(crate) fn complete(&mut self, number: usize) -> Result<(), Error> {
         let (Some(part), Some(results)) = (self.numbered.get_mut(&number), &mut self.results) else { return Ok(()) };
         let to = results[part.stretch].rows_mut(part.batch, part.rows.clone())?;

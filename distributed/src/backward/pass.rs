@@ -17,7 +17,7 @@ use sdpa::{Attention, Gradients, Tensor, TensorMut, ViewMut};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// First tag; each parcel takes four, which come again after so many parcels.
+/// First tag; each parcel takes four, which come again after `PARCELS` parcels.
 const TAG: u16 = 8192;
 const PARCELS: usize = 4096;
 
@@ -152,8 +152,8 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         Some([rows(*k)?, rows(*v)?])
     }
 
-    /// Returns the number of floats of the sums of `n` keys that are sent when so many rows are done: the second half has those of a
-    /// row block that is not complete.
+    /// Returns the number of floats of the sums of `n` keys that are sent when `rows` rows are done: the second half has those of
+    /// a row block that is not complete.
     fn floats(&self, n: usize, rows: usize) -> usize {
         let Plan { sizes, heads, .. } = self.plan;
         let dims: usize = sizes.dims.iter().map(|dim| dim.next_multiple_of(16)).sum();
@@ -169,7 +169,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         Ok(sums)
     }
 
-    /// Begins to send sums over so many rows.
+    /// Begins to send sums over `rows` rows.
     fn send(&mut self, sums: &KeyGradientSums, rows: usize, way: Way) {
         let floats = &sums.as_slice()[..self.floats(sums.shape().keys, rows)];
         let transfer = Transfer::begin(self.group.comm, floats.to_vec(), way);
@@ -177,7 +177,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         self.flight.sums_out.push(transfer);
     }
 
-    /// Begins to receive sums over so many rows.
+    /// Begins to receive sums over `rows` rows.
     fn receive_sums(&mut self, n: usize, rows: usize, way: Way) -> Result<Transfer<f32>, Error> {
         let transfer = Transfer::begin(self.group.comm, zeros(self.floats(n, rows))?, way);
         self.count(transfer.bytes());
@@ -239,7 +239,8 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         Ok(())
     }
 
-    /// Returns the keys and values of a task, all of which are here: on their way to the next stretch, if that is on another rank.
+    /// Returns the keys and values of a task after all of them have come: on their way to the next stretch, if that is on another
+    /// rank.
     fn keys_of(&mut self, task: Task) -> Result<Travelling, Error> {
         let (plan, mut here) = (self.plan, self.flight.keys.remove(&task).unwrap_or_default());
         let Blocks { keys, pieces, .. } = &plan.parcels[task.parcel];

@@ -69,8 +69,8 @@ impl<'a> BackwardShare<'a> {
     ///
     /// Those in parameters of a score function are refused: they are sums over all rows and keys.
     ///
-    /// Sequences that are computed one by one have no sums over rows, and each must have a bias of its own: ragged ones, and those
-    /// of a batch whose lengths differ under bottom-right alignment.
+    /// Sequences that are computed one by one have no sums over rows, and each must have a separate bias: ragged ones, and those
+    /// of a batch of different lengths under bottom-right alignment.
     #[must_use]
     pub fn rows_with(mut self, first: usize, inputs: Inputs<'a>, saved: Saved<'a>, gradients: Gradients<'a>) -> Self {
         let mut gradients = gradients;

@@ -55,7 +55,7 @@ impl Options {
         bytes
     }
 
-    /// Returns the inputs of some of a rank's heads, of which `some` are counted from its first: with the bias and the mask of all
+    /// Returns the inputs of some of a rank's heads (`some` counts from its first): with the bias and the mask of all
     /// rows.
     pub(crate) fn inputs<'a>(
         &'a self,

@@ -85,7 +85,7 @@ struct Answer {
 impl Back {
     fn random(rng: &mut Rng, ranks: usize, form: u64) -> Self {
         let shared = Shared::random(rng, ranks, form);
-        // What rounding leaves of log-sum-exps is there, too: rows may be far from 0.
+        // Rounding errors of log-sum-exps are there, too: rows may be far from 0.
         let whole = shared.whole_of(2);
         let d_out = Rounded::new(&Tensor::normal(whole.out.shape, rng), rng.pick(&DTYPES));
         let [batch, heads, rows, _] = whole.lse.shape;

@@ -78,7 +78,7 @@ pub extern "C" fn open_words() -> u32 {
     })
 }
 
-/// Takes a tensor whose name, sizes and numbers JavaScript has written, for [`open_bert`].
+/// Takes a tensor (JavaScript has written its name, sizes and numbers), for [`open_bert`].
 #[unsafe(no_mangle)]
 pub extern "C" fn add_tensor() -> u32 {
     call(|page| {
@@ -90,7 +90,7 @@ pub extern "C" fn add_tensor() -> u32 {
     })
 }
 
-/// Opens the BERT of these tensors, whose sizes JavaScript has written as integers.
+/// Opens the BERT of these tensors; JavaScript has written its sizes as integers.
 #[unsafe(no_mangle)]
 pub extern "C" fn open_bert(layer_norm_eps: f32) -> u32 {
     call(|page| {

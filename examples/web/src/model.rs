@@ -1,4 +1,4 @@
-//! Models whose attention the page shows: the translator's encoder, which is part of this module, or a BERT from its files.
+//! Models with attention that the page shows: the translator's encoder, which is part of this module, or a BERT from its files.
 
 use sdpa_layers::{
     Bert, BertConfig, BertInput, Compute, Embedding, Linear, ModelError, Norm, Sequences, Tensor, TensorSource, Weights,
@@ -75,7 +75,7 @@ impl Model {
         self.heads
     }
 
-    /// Queries, keys and values of a layer, each `[tokens, width]`, whose columns are the heads, one after another.
+    /// Queries, keys and values of a layer, each `[tokens, width]`; their columns are the heads, one after another.
     pub(crate) fn project(&mut self, layer: usize, tokens: &[u32]) -> Result<[Vec<f32>; 3]> {
         let projections = self.layers.get(layer).ok_or("there is no such layer")?;
         let states = self.states.rows(layer, tokens, &mut self.compute)?;

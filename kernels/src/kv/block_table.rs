@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-/// Pages of the sequences of a call. Every sequence has the same number of entries and uses the first ones, as many as
-/// its length needs. Pages may be shared, and come in any order.
+/// Pages of the sequences of a call. Every sequence has the same number of entries and uses the first ones, those that its length
+/// needs. Pages may be shared, and come in any order.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockTable<'a> {
     /// Page numbers, `[sequence][entry]`.

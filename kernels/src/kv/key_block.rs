@@ -16,7 +16,7 @@ use core::ops::Range;
 pub(crate) enum Keys {
     /// Rows that are not packed yet.
     Rows(AnyRows),
-    /// Packed keys, whole panels. If they are scattered, as many table entries follow: memory to prefetch.
+    /// Packed keys, whole panels. If they are scattered, a table entry follows for each panel: memory to prefetch.
     Packed(AnyPanels),
     /// Keys packed as pairs of bfloat16, `[panel][pair][16]`.
     Pairs(Rows<Bf16x2>),

@@ -52,7 +52,7 @@ impl<'a> Pages<'a> {
     ///
     /// # Errors
     /// [`PageError`] if the table does not fit the pool.
-    #[doc(hidden)] // for `sdpa`, whose own pool holds this one
+    #[doc(hidden)] // for the pool of `sdpa`, which holds this one
     pub fn packed(pool: &'a PackedPool, table: BlockTable<'a>) -> Result<Self, PageError> {
         Self::of(Pool::Packed(pool), [pool.pages(), pool.page_size()], table)
     }

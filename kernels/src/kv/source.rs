@@ -15,11 +15,11 @@ use crate::tensor::rows::Table;
 use core::cmp::Ordering;
 
 /// Keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call. Two tensors
-/// that differ in batch, heads or rows are refused, so there are as many values as keys.
+/// that differ in batch, heads or rows are refused, so each key has its value.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyValues<'a>(Source<'a>);
 
-/// Checks that there are as many values as keys; arguments are their shapes.
+/// Checks that each key has its value; arguments are the shapes of keys and values.
 pub(crate) fn values_fit(k: [usize; 4], v: [usize; 4]) -> Result<(), Misfit> {
     same_rows("v", v, k, "k")
 }

@@ -17,7 +17,7 @@ use crate::simd::isa::Isa;
 use crate::simd::lanes::{load, load_part, store, store_part};
 use crate::simd::{LANES, Simd};
 
-/// Function applied to each number by itself.
+/// Function applied to each number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Activation {

@@ -134,7 +134,7 @@ impl<'a> Product<'a> {
     /// many workers.
     ///
     /// # Panics
-    /// If the rows of `x` are not whole, or `out` does not have as many.
+    /// If the rows of `x` are not whole, or `out` does not have the same number of rows.
     pub fn new(x: &'a [f32], weights: &'a Packed, out: &'a mut [f32], workers: usize) -> Self {
         let rows = x.len() / weights.inputs;
         let fits = rows * weights.inputs == x.len() && rows.checked_mul(weights.outputs) == Some(out.len());
@@ -205,8 +205,8 @@ pub(crate) struct ProductTile<'a> {
 /// Computes one task: a few rows times a run of panels.
 ///
 /// # Safety
-/// Every row is readable for `inputs` floats; `out` has a row of `outputs` floats for each, of which those of the
-/// panels in `range` are this caller's to write.
+/// Every row is readable for `inputs` floats; `out` has a row of `outputs` floats for each; the floats of the panels in `range`
+/// are this caller's to write.
 pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
     const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS && S::TILE_VECS <= MAX_TILE_VECS) };
     assert!(a.range.end <= a.weights.panels());
@@ -224,12 +224,12 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
 
 /// Memory for the largest tile, which begins at a cache line.
 #[repr(C, align(64))]
-struct Whole([[f32; MAX_TILE_VECS * LANES]; MAX_TILE_ROWS]);
+struct LargestTile([[f32; MAX_TILE_VECS * LANES]; MAX_TILE_ROWS]);
 
 /// Computes the columns of `NV` panels from `panel` on.
 ///
 /// # Safety
-/// Same contract as [`product`], whose assertions hold; the panels are some of `a.range`.
+/// Same contract as [`product`], after its assertions; the panels are some of `a.range`.
 #[inline(always)]
 unsafe fn columns<S: Simd, const NV: usize>(s: S, a: &ProductTile<'_>, panel: usize) {
     let ProductTile { rows, weights: &Packed { outputs, activation, .. }, ref range, out } = *a;
@@ -237,7 +237,7 @@ unsafe fn columns<S: Simd, const NV: usize>(s: S, a: &ProductTile<'_>, panel: us
     let (column, columns) = (panel * LANES, outputs.min((panel + NV) * LANES) - panel * LANES);
     let partial = columns < NV * LANES;
     // A tile that ends inside a vector is written here first.
-    let mut whole = Whole([[0.0; MAX_TILE_VECS * LANES]; MAX_TILE_ROWS]);
+    let mut whole = LargestTile([[0.0; MAX_TILE_VECS * LANES]; MAX_TILE_ROWS]);
     let kept = TileRows::over(&mut whole.0);
     for row in (0..rows.len()).step_by(S::TILE_ROWS) {
         let tile_rows = S::TILE_ROWS.min(rows.len() - row);

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A row is passed over three times, in first-level cache: for the mean, for the squares about it, and to be written.
-//! The squares are taken about the rounded mean, whose error the same pass measures and corrects (the corrected
+//! The squares are taken about the rounded mean; the same pass measures and corrects its error (the corrected
 //! two-pass algorithm: Chan, Golub, LeVeque 1983), so a mean much larger than the spread costs no accuracy.
 //!
 //! Sums have two chains of sixteen lanes, vectors added to them in turn, then the tree of `reduce_sum`; the few numbers
@@ -48,7 +48,7 @@ impl Norm<'_> {
         self.check(x.len(), out.len());
         dispatch!(isa, |s| s.vectorize(
             #[inline(always)]
-            || norm(s, self, Rows::Plain(x), out),
+            || norm(s, self, NormInput::Plain(x), out),
         ));
     }
 
@@ -61,19 +61,19 @@ impl Norm<'_> {
         assert_eq!(x.len(), add.len(), "as much is added as there is");
         dispatch!(isa, |s| s.vectorize(
             #[inline(always)]
-            || norm(s, self, Rows::Sum(x, add), out),
+            || norm(s, self, NormInput::Sum(x, add), out),
         ));
     }
 
     fn check(&self, x: usize, out: usize) {
         let width = self.gain.len();
-        assert!(width > 0 && x.is_multiple_of(width) && x == out, "whole rows, as many out as in");
+        assert!(width > 0 && x.is_multiple_of(width) && x == out, "whole rows, inputs and outputs of one length");
         assert!(self.bias.is_none_or(|bias| bias.len() == width), "a bias for each column");
     }
 }
 
 /// Input rows of a norm.
-pub(crate) enum Rows<'a> {
+pub(crate) enum NormInput<'a> {
     Plain(&'a [f32]),
     /// Two summands: the second is added to the first, and the sum is normed.
     Sum(&'a mut [f32], &'a [f32]),
@@ -81,16 +81,16 @@ pub(crate) enum Rows<'a> {
 
 /// Writes the norm of every row.
 #[inline(always)]
-pub(crate) fn norm<S: Simd>(s: S, norm: &Norm<'_>, rows: Rows<'_>, out: &mut [f32]) {
+pub(crate) fn norm<S: Simd>(s: S, norm: &Norm<'_>, rows: NormInput<'_>, out: &mut [f32]) {
     let width = norm.gain.len();
     let out = out.chunks_exact_mut(width);
     match rows {
-        Rows::Plain(x) => {
+        NormInput::Plain(x) => {
             for (x, out) in x.chunks_exact(width).zip(out) {
                 norm_row(s, norm, x, out);
             }
         }
-        Rows::Sum(x, add) => {
+        NormInput::Sum(x, add) => {
             for ((x, add), out) in x.chunks_exact_mut(width).zip(add.chunks_exact(width)).zip(out) {
                 add_row(s, x, add);
                 norm_row(s, norm, x, out);

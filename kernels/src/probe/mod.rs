@@ -1,9 +1,11 @@
 //! Kernel steps one by one, for this project's tests and benchmarks: what the main loop calls, on data that is checked
 //! here. Behind the feature `_probe`, and no part of the public interface.
 
+mod balance;
 #[cfg(test)]
 mod int8_tests;
 
+pub use self::balance::balance;
 pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
@@ -72,8 +74,8 @@ fn read_blocks<S: Simd>(s: S, kv: &KeyValues<'_>) -> bool {
             core::hint::black_box(unsafe { finite::all_finite(s, rows, 1, n / size_of::<f32>()) });
             true
         };
-        // SAFETY: the keys exist, and their block is held; a cache's panels and value panels are whole. Of int8
-        // value panels, as many bytes are read as `len` keys have, if not all of their own.
+        // SAFETY: the keys exist, and their block is held; a cache's panels and value panels are whole. Of int8 value panels, the
+        // number of bytes of `len` keys is read, though perhaps not these bytes.
         finite &= unsafe {
             let at = [b, h, first];
             let keys = match kv.keys(at, len, keys) {

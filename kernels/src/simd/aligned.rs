@@ -12,18 +12,18 @@ use core::ops::Range;
 /// alignment is no more than that size.
 pub(crate) unsafe trait Plain: Copy {}
 
-// SAFETY: a four-byte number of which every bit pattern is valid.
+// SAFETY: a four-byte number; every bit pattern is valid.
 unsafe impl Plain for f32 {}
-// SAFETY: a one-byte number of which every bit pattern is valid.
+// SAFETY: a one-byte number; every bit pattern is valid.
 unsafe impl Plain for i8 {}
-// SAFETY: a one-byte number of which every bit pattern is valid.
+// SAFETY: a one-byte number; every bit pattern is valid.
 unsafe impl Plain for u8 {}
 
 /// A cache line of floats.
 type Line = [f32; LANES];
 const _: () = assert!(LINE_BYTES == size_of::<Line>());
 
-/// Buffer of floats whose first element starts on a cache line. It grows on request and never shrinks. It is not
+/// Buffer of floats that starts on a cache line. It grows on request and never shrinks. It is not
 /// `Clone`: a copy would start elsewhere.
 #[derive(Default)]
 pub(crate) struct AlignedBuf {
@@ -142,13 +142,13 @@ impl<'a> SharedFloats<'a> {
 
 /// Returns floats as elements of another type.
 pub(crate) fn elements<T: Plain>(floats: &[f32]) -> &[T] {
-    // SAFETY: as many bytes as the floats are, aligned for them: `Plain`.
+    // SAFETY: the bytes of the floats, aligned for the elements: `Plain`.
     unsafe { core::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
 }
 
 /// Returns floats as elements of another type, to write to.
 pub(crate) fn elements_mut<T: Plain>(floats: &mut [f32]) -> &mut [T] {
-    // SAFETY: as many bytes as the floats are, aligned for them (`Plain`), borrowed exclusively; every pattern of four
+    // SAFETY: the bytes of the floats, aligned for the elements (`Plain`), borrowed exclusively; every pattern of four
     // bytes is a valid f32.
     unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
 }
@@ -168,14 +168,14 @@ pub fn zeros(len: usize) -> Option<Vec<f32>> {
 
 /// Returns true if there is memory for `floats` floats at once.
 pub fn has_memory(floats: usize) -> bool {
-    // An allocation whose result is not inspected is optimised away.
+    // The compiler optimises an allocation away if nothing inspects its result.
     core::hint::black_box(zeros(floats)).is_some()
 }
 
-/// Allocates a vector of values whose bytes are all zero. Returns `None` if there is no memory for it.
+/// Allocates a vector of values with bytes that are all zero. Returns `None` if there is no memory for it.
 ///
 /// # Safety
-/// A `T` whose bytes are all zero is valid.
+/// A `T` of zero bytes is valid.
 unsafe fn zeroed<T>(len: usize) -> Option<Vec<T>> {
     let layout = Layout::array::<T>(len).ok()?;
     if layout.size() == 0 {

@@ -147,7 +147,7 @@ impl Accuracy for ForBf16 {
     }
 }
 
-/// Returns the same vectors, whose interleaving the compiler then keeps: see [`Simd::pin_order`].
+/// Returns the same vectors, and makes the compiler keep their interleaving: see [`Simd::pin_order`].
 #[inline(always)]
 fn pin_order<S: Simd, const N: usize>(s: S, mut v: [S::V; N]) -> [S::V; N] {
     if N > 1 {

@@ -22,7 +22,7 @@ pub(crate) fn load_part<S: Simd>(s: S, from: &[f32], fill: f32) -> S::V {
     load(s, &lanes)
 }
 
-/// Stores as many lanes as `to` has room for, at most sixteen.
+/// Stores the first lanes: those that `to` has room for, at most sixteen.
 #[inline(always)]
 pub(crate) fn store_part<S: Simd>(s: S, to: &mut [f32], v: S::V) {
     let mut lanes = [0.0; LANES];

@@ -9,7 +9,7 @@
 //! `portable` is built on `wide`. Algorithms name no backend; [`dispatch!`](dispatch) hands them its token.
 //!
 //! Rules (DESIGN.md, "Traps", has the reason for each):
-//! 1. A token (`Avx2`, `Avx512`, …) is a zero-sized proof that the machine has the instructions; only
+//! 1. A token (`Avx2`, `Avx512`, …) proves that the machine has the instructions; only
 //!    [`Isa`](crate::Isa), [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] make one, after detection; [`Simd::half`]
 //!    makes that of its half.
 //! 2. Functions generic over `S: Simd` that run below the boundary are `#[inline(always)]`. One that is not inlined into its
@@ -62,7 +62,7 @@ const PAGE_BYTES: usize = 4096;
 /// Sixteen `f32` lanes and the operations of the kernels. All operations are lane by lane and IEEE.
 ///
 /// # Safety
-/// As [`Vector`], of which [`LANES`](Vector::LANES) is sixteen, and eight for [`Self::Half`]. Register tiles have at least
+/// As [`Vector`], with sixteen [`LANES`](Vector::LANES), and eight for [`Self::Half`]. Register tiles have at least
 /// one row and one vector.
 pub(crate) unsafe trait Simd: Vector {
     /// Token of vectors of half the lanes.
@@ -77,8 +77,7 @@ pub(crate) unsafe trait Simd: Vector {
     /// product run side by side.
     const DOT_VECS: usize;
 
-    /// Number of rows whose exponentials are computed side by side, at most 3: as many as registers hold twice, begun
-    /// and ended.
+    /// Number of rows with exponentials that are computed side by side, at most 3: registers hold each twice, begun and ended.
     const SIDE_ROWS: usize = 1;
     /// True if the softmax begins a panel's exponentials before it ends those of the panel before.
     const BEGINS_AHEAD: bool = true;
@@ -225,8 +224,8 @@ pub(crate) unsafe trait Simd: Vector {
     fn raise(self, most: Self::V, x: Self::V) -> Self::V {
         self.max(x, most)
     }
-    /// Returns `a·b + c` as by [`Vector::fma`], for a constant in memory: a machine with few registers, or whose products are added
-    /// to a register in place, can read it anew for each, rather than keep or copy it.
+    /// Returns `a·b + c` as by [`Vector::fma`], for a constant in memory: a machine with few registers, or with products that are
+    /// added to a register in place, can read it anew for each, rather than keep or copy it.
     #[inline(always)]
     fn fma_constant(self, a: Self::V, b: Self::V, c: &'static numbers::Constant) -> Self::V {
         self.fma(a, b, self.splat(c.0[0]))
@@ -235,7 +234,7 @@ pub(crate) unsafe trait Simd: Vector {
     fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
     /// Returns `(1 + a·b)·2ⁿ`, given `b` times [`Self::FACTOR_UNIT`]: the sum as by [`Vector::fma`], then the product, exact
     /// unless subnormal. `n` is integral, [`LOWEST_EXPONENT`](numbers::LOWEST_EXPONENT) ..= 1, and at the lowest 2ⁿ counts as 0;
-    /// `shifted` is `n` + [`SHIFT`], whose lowest bits are an exponent field. NaN stays NaN.
+    /// `shifted` is `n` + [`SHIFT`]: its lowest bits are an exponent field. NaN stays NaN.
     fn one_plus_scaled(self, ab: (Self::V, Self::V), n: Self::V, shifted: Self::V) -> Self::V;
 
     /// Returns the largest lane; NaN lanes are skipped (unless all are NaN).
@@ -317,7 +316,7 @@ pub(crate) unsafe trait Int8Dot: Simd {
     }
     /// Converts the sums to `f32`, each rounded once.
     fn to_f32(self, sums: Self::Sums) -> Self::V;
-    /// Returns the larger of `|a|` and `b`, whose sign bit is 0, by the order of their bits: NaN is the largest.
+    /// Returns the larger of `|a|` and `b` (its sign bit is 0), by the order of their bits: NaN is the largest.
     fn max_magnitude(self, a: Self::V, b: Self::V) -> Self::V;
     /// Returns eight bits of each lane, from bit `SHIFT` on, at most 24.
     fn bytes<const SHIFT: u32>(self, v: Self::V) -> [u8; LANES];
@@ -361,7 +360,7 @@ pub(crate) trait Bf16DotWork {
     ///
     /// # Safety
     /// What the work points at is readable, and writable where it is written, in the sizes that the work states: each
-    /// implementation names the function whose contract it has.
+    /// implementation names the function with the same contract.
     #[cfg_attr(
         not(any(target_arch = "x86_64", target_arch = "aarch64")),
         expect(dead_code, reason = "no such products")

@@ -7,7 +7,7 @@ use crate::simd::aligned::Plain;
 #[repr(transparent)]
 pub(crate) struct Bf16x2(pub(crate) u32);
 
-// SAFETY: a four-byte number of which every bit pattern is valid.
+// SAFETY: a four-byte number; every bit pattern is valid.
 unsafe impl Plain for Bf16x2 {}
 
 impl Bf16x2 {

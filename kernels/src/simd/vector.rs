@@ -21,18 +21,18 @@ pub(crate) unsafe trait Vector: Copy + Send + Sync + 'static {
 
     /// Returns a vector with `x` in every lane.
     fn splat(self, x: f32) -> Self::V;
-    /// Loads as many floats as there are lanes.
+    /// Loads a float for each lane.
     ///
     /// # Safety
     /// `p..p + Self::LANES` is readable. No alignment is needed.
     unsafe fn load(self, p: *const f32) -> Self::V;
-    /// Loads as many bfloat16 as there are lanes, widened exactly: they are the upper halves of `f32`, NaN's payload
+    /// Loads a bfloat16 for each lane, widened exactly: they are the upper halves of `f32`, NaN's payload
     /// included.
     ///
     /// # Safety
     /// `p..p + Self::LANES` is readable. No alignment is needed.
     unsafe fn load_bf16(self, p: *const u16) -> Self::V;
-    /// Loads as many IEEE binary16 as there are lanes, widened exactly, subnormal numbers too. NaN keeps its payload and
+    /// Loads an IEEE binary16 for each lane, widened exactly, subnormal numbers too. NaN keeps its payload and
     /// becomes quiet.
     ///
     /// # Safety

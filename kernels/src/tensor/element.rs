@@ -91,9 +91,9 @@ pub struct Bf16(pub u16);
 #[repr(transparent)]
 pub struct F16(pub u16);
 
-// SAFETY: a two-byte number of which every bit pattern is valid.
+// SAFETY: a two-byte number; every bit pattern is valid.
 unsafe impl Plain for Bf16 {}
-// SAFETY: a two-byte number of which every bit pattern is valid.
+// SAFETY: a two-byte number; every bit pattern is valid.
 unsafe impl Plain for F16 {}
 
 impl Bf16 {
@@ -126,9 +126,9 @@ impl F16 {
 /// Types that keys and values are stored in.
 ///
 /// # Safety
-/// The implementation's `load` reads as many elements as the vector has lanes, and nothing else.
+/// The implementation's `load` reads an element for each lane of the vector, and nothing else.
 pub(crate) unsafe trait Load: Plain + Send + Sync + 'static {
-    /// Loads as many elements as the vector has lanes, widened.
+    /// Loads an element for each lane of the vector, widened.
     ///
     /// # Safety
     /// So many elements are readable at `p`. No alignment is needed.
@@ -291,7 +291,7 @@ pub fn narrow(isa: Isa, dtype: Dtype, from: &[f32], to: &mut [u16]) {
 
 fn check(dtype: Dtype, from: usize, to: usize) {
     assert!(dtype.bytes() == size_of::<u16>(), "{dtype} is not a 16-bit type");
-    assert!(from == to, "as many out as in");
+    assert!(from == to, "inputs and outputs of one length");
 }
 
 /// Implements [`widen`] for one instruction set.

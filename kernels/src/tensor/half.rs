@@ -11,7 +11,7 @@ macro_rules! from_half {
         /// Conversion from elements of the crate half, version 2. Needs the feature `half`.
         impl<'a> From<View<'a, $half>> for View<'a, $Element> {
             fn from(view: View<'a, $half>) -> Self {
-                // SAFETY: both types are a transparent u16, of which every bit pattern is valid.
+                // SAFETY: both types are a transparent u16; every bit pattern is valid.
                 unsafe { view.cast() }
             }
         }
@@ -19,7 +19,7 @@ macro_rules! from_half {
         /// Conversion from elements of the crate half, version 2. Needs the feature `half`.
         impl<'a> From<ViewMut<'a, $half>> for ViewMut<'a, $Element> {
             fn from(view: ViewMut<'a, $half>) -> Self {
-                // SAFETY: both types are a transparent u16, of which every bit pattern is valid.
+                // SAFETY: both types are a transparent u16; every bit pattern is valid.
                 unsafe { view.cast() }
             }
         }

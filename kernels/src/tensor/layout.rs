@@ -136,7 +136,7 @@ impl Layout {
         Ok(Self { offset, shape: [b, into, l, dim], strides: [of_b, of_d.wrapping_mul(dim as isize), of_l, of_d] })
     }
 
-    /// Returns the layout whose lowest element has index 0.
+    /// Returns the layout with index 0 at its lowest element.
     #[cfg(feature = "ndarray")]
     pub(crate) fn from_lowest(shape: [usize; 4], strides: [isize; 4]) -> Result<Self, LayoutError> {
         let reach = Self { offset: 0, shape, strides }.reach().unwrap_or((0, -1));
@@ -186,9 +186,9 @@ impl Layout {
         }
     }
 
-    /// Returns true if no element is held twice. Layouts whose dimensions nest (sorted by stride, every stride steps
-    /// over the whole extent of the dimensions below it) are recognised at once, interleaved ones by a search of the
-    /// [differences](Differences) of indices; where those are too many, the result is `None`.
+    /// Returns true if no element is held twice. Nested dimensions (sorted by stride, every stride steps over the whole extent of
+    /// the dimensions below it) are recognised at once, interleaved ones by a search of the [differences](Differences) of
+    /// indices; if those are too many, the result is `None`.
     pub(crate) fn is_injective(&self) -> Option<bool> {
         if self.shape.contains(&0) {
             return Some(true);
@@ -207,7 +207,7 @@ impl Layout {
             extent += dim.stride * dim.last;
             beyond
         });
-        if nested { Some(true) } else { Differences { left: MOST_DIFFERENCES }.none_is_zero(&dims, 0, true) }
+        if nested { Some(true) } else { Differences { left: MAX_DIFFERENCES }.none_is_zero(&dims, 0, true) }
     }
 
     /// Returns the element index of `[b, h, l, 0]`. In bounds for indices inside the shape of a view with elements.
@@ -233,9 +233,9 @@ struct Dim {
 }
 
 /// Largest number of differences of two indices that are examined before the search gives up.
-const MOST_DIFFERENCES: usize = 1 << 16;
+const MAX_DIFFERENCES: usize = 1 << 16;
 
-/// Search for two indices of the same element: for a nonzero difference of indices whose offset is zero.
+/// Search for two indices of the same element: for a nonzero difference of indices with an offset of zero.
 struct Differences {
     left: usize,
 }
@@ -267,7 +267,7 @@ impl Differences {
     }
 }
 
-/// Returns the strides of a dense array whose dimensions are stored in the order given, outermost first.
+/// Returns the strides of a dense array with dimensions stored in the order given, outermost first.
 pub(crate) fn dense<const N: usize>(shape: [usize; N]) -> Result<[isize; N], ()> {
     let mut strides = [0isize; N];
     let mut step = 1isize;

@@ -62,8 +62,8 @@ pub enum Fault {
         bound: Bound,
         /// Limit of the range.
         limit: usize,
-        /// Meaning of the limit; `None` for the limits of cumulative lengths.
-        of: Option<&'static str>,
+        /// Meaning of the limit.
+        of: &'static str,
     },
     /// A cache or pages have no such sequence.
     Sequence {
@@ -116,7 +116,7 @@ impl fmt::Display for Bound {
 }
 
 impl Fault {
-    /// Says whose fault it is.
+    /// Makes it the fault of an argument.
     pub(crate) fn of<T>(self, argument: &'static str) -> Result<T, Misfit> {
         Err(Misfit { argument, fault: self })
     }
@@ -149,9 +149,9 @@ pub(crate) fn one_a_row(argument: &'static str, got: usize) -> Result<(), Misfit
     if got == 1 { Ok(()) } else { Fault::Wide { got, expected: "1 (one value a row)" }.of(argument) }
 }
 
-/// Checks that a log-sum-exp has one value a row, or two: what its rounding leaves is in a second column.
+/// Checks that a log-sum-exp has one value a row, or two: a second column has its rounding error.
 pub fn one_or_two_a_row(argument: &'static str, got: usize) -> Result<(), Misfit> {
-    let expected = "1 (one value a row), or 2 (and what its rounding leaves)";
+    let expected = "1 (one value a row), or 2 (and its rounding error)";
     if matches!(got, 1 | 2) { Ok(()) } else { Fault::Wide { got, expected }.of(argument) }
 }
 
@@ -163,10 +163,10 @@ pub fn cumulative(argument: &'static str, ends: &[usize], rows: usize) -> Result
         return Fault::Empty("the list of cumulative lengths").of(argument);
     };
     if ends[0] != 0 {
-        return entry(0, Bound::Exactly, 0, None);
+        return entry(0, Bound::Exactly, 0, "where cumulative lengths begin");
     }
     if let Some(index) = (1..ends.len()).find(|&i| ends[i] < ends[i - 1]) {
-        return entry(index, Bound::AtLeast, ends[index - 1], Some("the entry before it"));
+        return entry(index, Bound::AtLeast, ends[index - 1], "the entry before it");
     }
-    if ends[last] != rows { entry(last, Bound::Exactly, rows, None) } else { Ok(last) }
+    if ends[last] == rows { Ok(last) } else { entry(last, Bound::Exactly, rows, "the number of rows") }
 }

@@ -34,14 +34,13 @@ impl<T> Clone for Rows<T> {
 impl<T> Copy for Rows<T> {}
 
 impl<T> Rows<T> {
-    /// Makes rows of which row `i` starts at `first + i·row`.
+    /// Makes rows; row `i` starts at `first + i·row`.
     #[inline]
     pub(crate) const fn strided(first: *const T, row: isize, element: isize) -> Self {
         Self { first, step: row, table: core::ptr::null(), shift: 0, element }
     }
 
-    /// Makes rows of which row `i` starts at the address in entry `i` of the table, which was filled with rows `row`
-    /// apart.
+    /// Makes rows; row `i` starts at the address in entry `i` of the table, which was filled with rows `row` apart.
     pub(crate) fn scattered(table: &Table, row: isize, element: isize) -> Self {
         Self { first: core::ptr::null(), step: row, table: table.rows.as_ptr(), shift: 0, element }
     }

@@ -169,7 +169,7 @@ impl<'a, T> View<'a, T> {
                 return None;
             }
         }
-        // The same elements or none; but the larger shape has limits of its own.
+        // The same elements or none; but the larger shape has its own limits.
         layout.shape_is_countable().then_some(Self { layout, ..*self })
     }
 

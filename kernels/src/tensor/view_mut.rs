@@ -18,8 +18,8 @@ pub struct ViewMut<'a, T = f32> {
 
 // SAFETY: a view is an exclusive borrow of elements of type `T`.
 unsafe impl<T: Send> Send for ViewMut<'_, T> {}
-// SAFETY: through a shared reference elements can only be read, but for `row`, whose callers guarantee disjoint rows; it is
-// crate-private, and called for plain numbers alone, which are `Send`.
+// SAFETY: through a shared reference elements can only be read, but for `row`: its callers guarantee disjoint rows, it is
+// crate-private, and it is called for plain numbers alone, which are `Send`.
 unsafe impl<T: Sync> Sync for ViewMut<'_, T> {}
 
 impl<'a, T> ViewMut<'a, T> {

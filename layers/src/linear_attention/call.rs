@@ -15,7 +15,7 @@ pub(super) struct Call<'a> {
     pub(super) beta: Option<View<'a>>,
     /// Number of tokens of each sequence that are not padding, if not all.
     pub(super) lens: Option<&'a [usize]>,
-    /// Number of states of a sequence: key heads or value heads, of which there are more.
+    /// Number of states of a sequence: the larger of key heads and value heads.
     pub(super) kv_heads: usize,
     /// Number of query heads that share a state.
     pub(super) group: usize,

@@ -36,7 +36,7 @@ impl LinearAttention {
         if let Some(lens) = lens {
             same("lens", "length", lens.len(), batch, "the batch")?;
             if let Some((index, &got)) = lens.iter().enumerate().find(|&(_, &len)| len > kv_len) {
-                let (bound, of) = (Bound::AtMost, Some("the rows of k"));
+                let (bound, of) = (Bound::AtMost, "the rows of k");
                 return Err(Error::Entry { argument: "lens", index, got, bound, limit: kv_len, of });
             }
         }
@@ -118,7 +118,8 @@ impl LinearAttention {
     }
 }
 
-/// Returns the sizes of a call, with the number of its states as that of key/value heads, and whose heads have that number.
+/// Returns the sizes of a call, with the number of its states as that of key/value heads, and the tensor that has that number of
+/// heads.
 fn shape_of([q, k, v]: [View<'_>; 3]) -> Result<(Shape, &'static str), Error> {
     let ([batch, heads, q_len, head_dim], [_, key_heads, kv_len, _]) = (q.shape(), k.shape());
     let [_, value_heads, _, value_dim] = v.shape();

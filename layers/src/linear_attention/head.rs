@@ -6,7 +6,7 @@ use sdpa::View;
 use sdpa_kernels::{HeadsMut, exp_in_place};
 
 /// Rows of one head of a view.
-struct Rows<'a> {
+struct HeadRows<'a> {
     view: View<'a>,
     batch: usize,
     head: usize,
@@ -14,13 +14,13 @@ struct Rows<'a> {
     matrix: Option<(&'a [f32], (usize, usize))>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> HeadRows<'a> {
     #[inline(always)]
     fn new(view: View<'a>, batch: usize, head: usize) -> Self {
         Self { view, batch, head, matrix: view.head(batch, head) }
     }
 
-    /// Copies row `t`, whose length is that of `out`.
+    /// Copies row `t` to `out`, which has its length.
     #[inline(always)]
     fn read(&self, t: usize, out: &mut [f32]) {
         match self.matrix {
@@ -45,10 +45,10 @@ pub(super) struct Head<'a> {
     /// Number of tokens that are not padding.
     pub(super) len: usize,
     first_query: (usize, usize),
-    keys: Rows<'a>,
-    values: Rows<'a>,
-    log_decay: Option<Rows<'a>>,
-    beta: Option<Rows<'a>>,
+    keys: HeadRows<'a>,
+    values: HeadRows<'a>,
+    log_decay: Option<HeadRows<'a>>,
+    beta: Option<HeadRows<'a>>,
 }
 
 impl<'a> Head<'a> {
@@ -60,10 +60,10 @@ impl<'a> Head<'a> {
             call,
             len: call.lens.map_or(call.kv_len, |lens| lens[b]),
             first_query: (b, shared(call.q) * call.group),
-            keys: Rows::new(call.k, b, shared(call.k)),
-            values: Rows::new(call.v, b, shared(call.v)),
-            log_decay: call.log_decay.map(|view| Rows::new(view, b, h)),
-            beta: call.beta.map(|view| Rows::new(view, b, h)),
+            keys: HeadRows::new(call.k, b, shared(call.k)),
+            values: HeadRows::new(call.v, b, shared(call.v)),
+            log_decay: call.log_decay.map(|view| HeadRows::new(view, b, h)),
+            beta: call.beta.map(|view| HeadRows::new(view, b, h)),
         }
     }
 
@@ -124,7 +124,7 @@ impl<'a> Head<'a> {
     #[inline(always)]
     pub(super) fn query(&self, head: usize, t: usize, out: &mut [f32]) {
         let (batch, first) = self.first_query;
-        Rows::new(self.call.q, batch, first + head).read(t, out);
+        HeadRows::new(self.call.q, batch, first + head).read(t, out);
         self.map(out);
         out.iter_mut().for_each(|x| *x *= self.call.scale);
     }

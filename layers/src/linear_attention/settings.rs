@@ -146,7 +146,7 @@ pub enum Normaliser {
     #[default]
     None,
     /// The sum of the row's weights, qᵀ Σ k, with keys decayed like values (Katharopoulos et al. 2020, eq. 5); the
-    /// scale cancels out. A row whose sum is 0 gives 0. For [`Update::Linear`] and [`Update::Gated`]; the state must be
+    /// scale cancels out. A row with a sum of 0 gives 0. For [`Update::Linear`] and [`Update::Gated`]; the state must be
     /// made by [`LinearState::normalised`](super::LinearState::normalised).
     KeySum,
 }

@@ -11,7 +11,7 @@ pub(crate) fn expected_length(bytes: &[u8], e: &SafeTensorError) -> Option<u64> 
     }
 }
 
-/// End of the header, whose length is in the first eight bytes.
+/// End of the header; its length is in the first eight bytes.
 fn header_end(bytes: &[u8]) -> Option<u64> {
     u64::from_le_bytes(*bytes.first_chunk()?).checked_add(8)
 }

@@ -3,7 +3,7 @@
 use super::ModelError;
 use serde_json::{Map, Value};
 
-/// JSON object whose fields are read by name and type.
+/// JSON object; its fields are read by name and type.
 pub(crate) struct Json(Map<String, Value>);
 
 impl Json {

@@ -26,7 +26,7 @@ pub struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// Takes a shape, and as many numbers as its product.
+    /// Takes a shape, and its numbers: the product of the sizes says how many.
     ///
     /// # Errors
     /// [`Error::Range`] if there are more or fewer numbers.
@@ -53,7 +53,7 @@ impl<'a> Tensor<'a> {
 ///
 /// ```
 /// use sdpa_layers::{ModelError, Tensor, TensorSource};
-/// /// Model whose every bias is 0.
+/// /// Model with biases of 0.
 /// struct Zeros;
 /// impl TensorSource for Zeros {
 ///     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, ModelError> {
@@ -120,7 +120,7 @@ impl<'s> Named<'s> {
         }
     }
 
-    /// Returns the first of these names that exists, else the first of all: older files use other names.
+    /// Returns the first of these names that exists, otherwise the first of all: older files use other names.
     pub(crate) fn any_of<'n>(&self, names: &[&'n str]) -> &'n str {
         names.iter().find(|name| self.contains(name)).unwrap_or(&names[0])
     }

@@ -7,7 +7,7 @@ use sdpa::{Mask, View};
 ///
 /// ```
 /// use sdpa_layers::{MultiHeadInput, Sequences};
-/// // Two sequences: three and two rows of a decoder on five and four rows of an encoder, of which the last is padding.
+/// // Two sequences: three and two rows of a decoder on five and four rows of an encoder; the last of the four is padding.
 /// let (x, memory) = ([0.0; 5 * 8], [0.0; 9 * 8]);
 /// let input = MultiHeadInput::new(&x, Sequences::Ragged(&[0, 3, 5]))
 ///     .memory(&memory, Sequences::Ragged(&[0, 5, 9]))
@@ -45,7 +45,7 @@ impl<'a> MultiHeadInput<'a> {
         self.keys_and_values(memory, memory, sequences)
     }
 
-    /// Sets cross-attention with keys from one tensor, `[keys, width]`, and values from another, with as many rows;
+    /// Sets cross-attention with keys from one tensor, `[keys, width]`, and values from another, with a row for each key;
     /// `sequences` divides both.
     #[must_use]
     pub fn keys_and_values(self, keys: &'a [f32], values: &'a [f32], sequences: Sequences<'a>) -> Self {

@@ -41,7 +41,7 @@ impl Draw {
         self.0.pick(from)
     }
 
-    /// From 1 to so many.
+    /// From 1 to `most`.
     fn upto(&mut self, most: usize) -> usize {
         1 + self.0.below(most)
     }
@@ -85,7 +85,7 @@ impl Draw {
         };
         let weights = weights.expect("good sizes");
         Linear::new(match &bias {
-            Some(bias) => weights.bias(bias).expect("as many as outputs"),
+            Some(bias) => weights.bias(bias).expect("one for each output"),
             None => weights,
         })
     }
@@ -94,7 +94,7 @@ impl Draw {
         let (gains, eps) = (self.gains(width), self.pick(&[1e-5, 1e-12]));
         let norm = if self.flip() { Norm::layer(gains, eps) } else { Norm::rms(gains, eps) };
         let norm = norm.expect("a good size");
-        if self.flip() { norm.bias(self.numbers(width)).expect("as many as gains") } else { norm }
+        if self.flip() { norm.bias(self.numbers(width)).expect("one for each gain") } else { norm }
     }
 }
 

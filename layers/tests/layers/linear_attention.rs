@@ -199,7 +199,7 @@ fn a_delta_rule_replaces() {
     }
 }
 
-/// What cannot be divided by is not: rows whose weights add up to 0 give 0, not NaN.
+/// What cannot be divided by is not: rows with weights that add up to 0 give 0, not NaN.
 #[test]
 fn a_row_without_weight_gives_zero() {
     let mut case = Case::new(Rule::Linear, Normaliser::KeySum, [1, 1, 2, 6, 6, 4, 5], 1);

@@ -6,7 +6,7 @@ use crate::support::{Tensor, assert_same_bits};
 use sdpa::{Error, Exec, ViewMut};
 use sdpa_layers::{Compute, FeatureMap, LinearAttention, LinearState, Normaliser, Reach};
 
-/// Every head so many times, one behind the other.
+/// Every head `times` times, one behind the other.
 fn repeated(x: &Tensor, times: usize) -> Tensor {
     let [b, h, l, d] = x.shape;
     Tensor::from_fn([b, h * times, l, d], |[b, h, l, d]| x.get([b, h / times, l, d]))

@@ -86,7 +86,7 @@ fn every_width_is_right_on_every_instruction_set() {
     let mut worst = 0.0f64;
     for width in WIDTHS {
         for case in Case::cases(width, 1e-5) {
-            // The last two: a mean of which the spread is a thousandth, and numbers that are all but equal.
+            // The last two: a mean with a spread of a thousandth, and numbers that are all but equal.
             for (spread, mean) in [(1.0, 0.0), (1e-3, 0.0), (1e6, 3e6), (1.0, 1000.0), (1e-3, 1.0)] {
                 let x = normal(3 * width, spread, mean, width as u64);
                 for isa in Isa::available() {

@@ -189,10 +189,9 @@ fn sizes_that_do_not_fit_are_refused() {
         table.add_positions(&mut x, falling, 0, &mut compute),
         "sequences: entry 2 is 2, but must be at least 3, the entry before it"
     );
-    let lengths = "sequences: entry 0 is 3, but must be exactly 0; these look like lengths; cumulative lengths are their \
-                   running sums, from 0 on";
+    let lengths = "sequences: entry 0 is 3, but must be exactly 0, where cumulative lengths begin";
     refused!(table.add_positions(&mut x, Sequences::Ragged(&[3, 1]), 0, &mut compute), lengths);
-    let early = "sequences: entry 1 is 3, but must be exactly 4; the last one is the number of rows of x, 4";
+    let early = "sequences: entry 1 is 3, but must be exactly 4, the number of rows";
     refused!(table.add_positions(&mut x, Sequences::Ragged(&[0, 3]), 0, &mut compute), early);
     refused!(
         rope.rotate(&mut x, [4, 2], Sequences::one(1), 0, &mut compute),
@@ -221,13 +220,16 @@ fn tables_that_no_machine_can_hold_are_refused() {
         refused!(rope(1, 1 << 61), sizes(1, 1 << 61));
         refused!(rope(0, usize::MAX - 1), "rope: number of positions is 0, but must be at least 1");
         // Few enough to have an address each, and more than there is memory for.
-        refused!(rope(1, 1 << 60), format!("rope: {} bytes cannot be had", 1usize << 62));
-        refused!(rope(1 << 58, 2), format!("rope: {} bytes cannot be had", 1usize << 61));
-        refused!(Rope::from_frequencies(1 << 58, &[1.0], pairs), format!("rope: {} bytes cannot be had", 1usize << 61));
+        refused!(rope(1, 1 << 60), format!("rope: could not allocate {} bytes", 1usize << 62));
+        refused!(rope(1 << 58, 2), format!("rope: could not allocate {} bytes", 1usize << 61));
+        refused!(
+            Rope::from_frequencies(1 << 58, &[1.0], pairs),
+            format!("rope: could not allocate {} bytes", 1usize << 61)
+        );
     }
     let sizes = format!("embedding: sizes [{}, 2, 1, 1] do not fit the address space", 1usize << 61);
     refused!(Embedding::sinusoidal(1 << 61, 2), sizes);
-    refused!(Embedding::sinusoidal(1 << 58, 2), format!("embedding: {} bytes cannot be had", 1usize << 61));
+    refused!(Embedding::sinusoidal(1 << 58, 2), format!("embedding: could not allocate {} bytes", 1usize << 61));
     refused!(Embedding::sinusoidal(usize::MAX, 0), "embedding: width is 0, but must be at least 1");
     refused!(Embedding::sinusoidal(0, usize::MAX), "embedding: number of entries is 0, but must be at least 1");
 }

@@ -1,4 +1,4 @@
-//! The small examples on layers, most of which draw.
+//! The small examples on layers; most draw.
 
 use crate::small::{self, refusal, run};
 use crate::temporary_folder::TemporaryFolder;

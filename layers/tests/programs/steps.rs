@@ -17,7 +17,7 @@ fn reordered(tensor: &Tensor, order: &[usize]) -> Tensor {
 fn output(steps: &Steps) -> Tensor {
     let shape = steps.shape();
     let mut all = steps.output().iter();
-    Tensor::from_fn([1, shape.heads, shape.q_len, shape.value_dim], |_| *all.next().expect("as many"))
+    Tensor::from_fn([1, shape.heads, shape.q_len, shape.value_dim], |_| *all.next().expect("enough numbers"))
 }
 
 /// Random sizes; causal, so that something is hidden.

@@ -67,7 +67,7 @@ pub fn source(model: &Model) -> HashMap<String, Tensor<'_>> {
     model.iter().map(|(name, both)| (name.clone(), tensor(both))).collect()
 }
 
-/// x·Φ(x), by a series whose terms are all positive.
+/// x·Φ(x), by a series of positive terms.
 fn gelu(x: f64) -> f64 {
     let z = x.abs() / core::f64::consts::SQRT_2;
     let (mut term, mut sum) = (z, 0.0);
@@ -107,7 +107,7 @@ impl Reference<'_> {
         x.iter().zip(gain.iter().zip(bias)).map(|(x, (g, b))| (x - mean) * scale * g + b).collect()
     }
 
-    /// Hidden states of one sequence after so many layers, `[tokens, hidden]`.
+    /// Hidden states of one sequence after the first layers, `[tokens, hidden]`.
     pub fn hidden(&self, layers: usize, tokens: &[u32], types: &[u32]) -> Vec<f64> {
         let add = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<_>>();
         let embed = |(position, (&token, &kind)): (usize, (&u32, &u32))| {

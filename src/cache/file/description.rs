@@ -29,7 +29,7 @@ pub(crate) struct Description {
     /// Keys that a sliding cache keeps.
     pub(crate) window: Option<StoredSliding>,
     /// Sequences; none where one was removed.
-    pub(crate) sequences: Vec<Option<Sequence>>,
+    pub(crate) sequences: Vec<Option<StoredSequence>>,
 }
 
 /// Element format, in words.
@@ -90,7 +90,7 @@ pub(crate) struct StoredSliding {
 
 /// Keys of a sequence.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Sequence {
+pub(crate) struct StoredSequence {
     /// Number of keys, evicted ones included.
     pub(crate) len: usize,
     /// First evicted key, and the first held key after it.
@@ -98,7 +98,7 @@ pub(crate) struct Sequence {
     pub(crate) evicted: Option<[usize; 2]>,
 }
 
-impl Sequence {
+impl StoredSequence {
     /// Iterates over the keys that are held.
     pub(super) fn held(&self) -> impl Iterator<Item = usize> + Clone + use<> {
         let [start, end] = self.evicted.unwrap_or([0, 0]);
@@ -117,7 +117,7 @@ impl Description {
             elements: ElementFormat::of(format)?,
             latent: false,
             window: None,
-            sequences: lens.iter().map(|&len| Some(Sequence { len, evicted: None })).collect(),
+            sequences: lens.iter().map(|&len| Some(StoredSequence { len, evicted: None })).collect(),
         })
     }
 
@@ -130,7 +130,7 @@ impl Description {
         });
         let sequence = |(sequence, &len): (usize, &usize)| {
             let evicted = cache.evicted(sequence).ok()?;
-            Some(Sequence { len, evicted: (!evicted.is_empty()).then_some([evicted.start, evicted.end]) })
+            Some(StoredSequence { len, evicted: (!evicted.is_empty()).then_some([evicted.start, evicted.end]) })
         };
         Some(Self {
             latent: cache.is_latent(),

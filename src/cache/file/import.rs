@@ -1,8 +1,8 @@
 //! Caches from their files.
 
-use super::description::{Description, ElementFormat, Sequence, VERSION, Version};
+use super::description::{Description, ElementFormat, StoredSequence, VERSION, Version};
 use super::file_length::expected_length;
-use super::{CHANNEL_SCALES, DESCRIPTION, MOST_KEYS, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long};
+use super::{CHANNEL_SCALES, DESCRIPTION, MAX_KEYS, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long};
 use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::KvShape;
@@ -72,8 +72,8 @@ impl<'a> File<'a> {
         each: impl Fn(TokenPart) -> [usize; 2],
     ) -> Result<SequenceTensors<'a>, Error> {
         let &Description { kv_heads: heads, elements, ref sequences, .. } = description;
-        let contents = sequences[sequence].unwrap_or(Sequence { len: 0, evicted: None });
-        if contents.len > MOST_KEYS {
+        let contents = sequences[sequence].unwrap_or(StoredSequence { len: 0, evicted: None });
+        if contents.len > MAX_KEYS {
             return Err(wrong(too_long(sequence, contents.len)));
         }
         let mut tensors = Vec::new();
@@ -108,7 +108,7 @@ fn parsed<'t, T: Deserialize<'t>>(key: &str, text: &'t str) -> Result<T, Error> 
 /// Tensors of a sequence, each with the number of elements of a token in one head, and their size.
 pub(crate) struct SequenceTensors<'a> {
     heads: usize,
-    contents: Sequence,
+    contents: StoredSequence,
     tensors: Vec<(TokenPart, [usize; 2], &'a [u8])>,
 }
 
@@ -143,7 +143,7 @@ impl KvCache {
         Self::from_file(&file, "", &file.description()?)
     }
 
-    /// Makes the cache that a file describes, whose tensors have names with this prefix.
+    /// Makes the cache that a file describes; names of its tensors begin with this prefix.
     pub(crate) fn from_file(file: &File<'_>, prefix: &str, description: &Description) -> Result<Self, Error> {
         let mut cache = empty(file, prefix, description)?;
         for (sequence, contents) in description.sequences.iter().enumerate() {
@@ -181,7 +181,11 @@ fn empty(file: &File<'_>, prefix: &str, description: &Description) -> Result<KvC
 }
 
 /// Refuses lengths and gaps that no sequence of the cache has.
-fn check_contents(cache: &KvCache, sequence: usize, &Sequence { len, evicted }: &Sequence) -> Result<(), Error> {
+fn check_contents(
+    cache: &KvCache,
+    sequence: usize,
+    &StoredSequence { len, evicted }: &StoredSequence,
+) -> Result<(), Error> {
     let evicted = evicted.map_or(0..0, |[start, end]| start..end);
     if !cache.cache.could_have(len, &evicted) {
         return Err(wrong(format!(
@@ -193,7 +197,7 @@ fn check_contents(cache: &KvCache, sequence: usize, &Sequence { len, evicted }: 
 
 /// Fills an empty sequence.
 fn restore(cache: &mut KvCache, sequence: usize, tensors: &SequenceTensors<'_>) -> Result<(), Error> {
-    let Sequence { len, evicted } = tensors.contents;
+    let StoredSequence { len, evicted } = tensors.contents;
     let [start, end] = evicted.unwrap_or([0, 0]);
     // The file has all the tokens that memory is taken for.
     if len > 0 && !cache.cache.try_restore(sequence, len, start..end) {

@@ -1,5 +1,5 @@
-//! Rows whose scores are all far from 0, as those that a finite mask hides wholly: their log-sum-exp, rounded to `f32`, does not say
-//! how many keys there are, and weights must be right nevertheless.
+//! Rows with scores that are all far from 0, as those that a finite mask hides wholly: their log-sum-exp, rounded to `f32`, does
+//! not say how many keys there are, and weights must be right nevertheless.
 
 use super::oracle::error;
 use super::support::Back;
@@ -115,7 +115,7 @@ fn slopes_and_functions_may_put_scores_far_from_zero() {
     check("function", &back);
 }
 
-/// What rounding leaves of the log-sum-exp comes with it or is computed anew, with the same bits, on any number of threads; and the
+/// The rounding error of the log-sum-exp comes with it or is computed anew, with the same bits, on any number of threads; and the
 /// gradients of rows near 0 do not depend on the rows beside them.
 #[test]
 fn gradients_have_the_same_bits_with_the_second_column() {
@@ -172,7 +172,7 @@ fn calls_over_some_of_the_keys_are_no_calls_over_all() {
     }
 }
 
-/// A log-sum-exp at the limit is taken as it is; beyond, a state refuses it unless what its rounding leaves is there.
+/// A log-sum-exp at the limit is taken as it is; beyond, a state refuses it unless its rounding error is there.
 #[test]
 fn a_state_refuses_rows_far_from_zero_without_the_second_column() {
     let x = [0.5f32; 2 * 8];
@@ -188,7 +188,7 @@ fn a_state_refuses_rows_far_from_zero_without_the_second_column() {
     for far in [256.0, -256.0, 1e9, f32::MIN] {
         let error = state(&[1.0, far]).unwrap_err();
         assert!(matches!(error, Error::Needs { argument: "lse", .. }));
-        let words = "lse: needs a second column (Outputs::lse) for rows beyond ±256, whose f32 alone is too coarse: a \
+        let words = "lse: needs a second column (Outputs::lse) for rows beyond ±256, where one f32 is too coarse: a \
                      state cannot sum their keys first";
         assert_eq!(error.to_string(), words);
         assert_eq!(state(&[1.0, 0.0, far, 0.5]), Ok(()), "{far}");

@@ -1,4 +1,4 @@
-//! Rows whose weight a few keys hold, where the gradients of scores are differences of large numbers; and keys that are
+//! Rows with all weight on a few keys, where the gradients of scores are differences of large numbers; and keys that are
 //! spread over several calls, so that a call's weights do not sum to 1.
 
 use super::support::Back;

@@ -55,7 +55,7 @@ fn errors_are_no_larger_than_those_of_plain_passes() {
     }
 }
 
-/// Loss whose gradients the oracle computes: Σ out·d_out + Σ lse·d_lse.
+/// Loss with gradients that the oracle computes: Σ out·d_out + Σ lse·d_lse.
 fn loss(back: &Back) -> f64 {
     let answer: naive::Answer<f64> = back.case.oracle();
     let dv = back.case.v.shape[3];

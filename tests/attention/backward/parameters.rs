@@ -163,7 +163,7 @@ fn gradients_are_the_oracles_whoever_computes_them() {
     }
 }
 
-/// A table by distance is a bias tensor that says it again for each row and key, whose gradient has a term for each.
+/// A table by distance is a bias tensor that says it again for each row and key; its gradient has a term for each.
 #[test]
 fn gradients_of_a_table_are_sums_of_those_of_a_bias() {
     let mut rng = Rng::new(3);

@@ -1,4 +1,4 @@
-//! Gradients of calls whose rows and keys have positions of their own.
+//! Gradients of calls with given positions of rows and keys.
 
 use super::oracle::check;
 use super::support::Back;

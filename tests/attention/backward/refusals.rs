@@ -43,9 +43,9 @@ fn shapes_and_options_are_named() {
     };
     let (o, l) = ([2, 4, 6, 5], [2, 4, 6, 1]);
     check(inputs, saved([2, 4, 7, 5], l, o), q_shape, "q", "out: rows is 7, but q has 6");
-    let columns = "lse: last dimension is 3, but must be 1 (one value a row), or 2 (and what its rounding leaves)";
+    let columns = "lse: last dimension is 3, but must be 1 (one value a row), or 2 (and its rounding error)";
     check(inputs, saved(o, [2, 4, 6, 3], o), q_shape, "q", columns);
-    let head_dim = "d_out: value_dim is 8, but v has 5; that is the head_dim of q, and results are as long as values";
+    let head_dim = "d_out: value_dim is 8, but v has 5";
     check(inputs, saved(o, l, [2, 4, 6, 8]), q_shape, "q", head_dim);
     check(inputs, right.d_lse(view(&lse, [2, 4, 7, 1])), q_shape, "q", "d_lse: rows is 7, but q has 6");
     let cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 8, value_dim: 5 }).unwrap();

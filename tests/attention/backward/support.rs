@@ -47,7 +47,7 @@ impl Full {
 }
 
 impl Back {
-    /// A random case of at most so many products, with any options that have derivatives.
+    /// A random case of at most `most` products, with any options that have derivatives.
     pub(super) fn random(rng: &mut Rng, most: usize) -> Self {
         let case = Case::random(rng, most);
         let dropout = (rng.below(4) == 0).then(|| Dropout { p: rng.pick(&[0.1, 0.5]), seed: rng.bits(), offset: 3 });
@@ -93,7 +93,7 @@ impl Back {
         self.forward_columns(exec, 1)
     }
 
-    /// Output and log-sum-exp, of one column, or of two with what its rounding leaves.
+    /// Output and log-sum-exp, of one column, or of two with its rounding error.
     pub(super) fn forward_columns(&self, exec: Exec, columns: usize) -> [Tensor; 2] {
         let ([b, h, l, _], [.., dv]) = (self.case.q.shape, self.case.v.shape);
         let (mut out, mut lse) = (Self::blank([b, h, l, dv]), Self::blank([b, h, l, columns]));

@@ -46,7 +46,7 @@ fn says(error: Option<Error>, expected: &Error, words: &str) {
 #[test]
 fn memory_that_is_not_given_is_named_with_its_size() {
     let error = Error::Memory { what: "rope", bytes: 1 << 62 };
-    assert_eq!(error.to_string(), "rope: 4611686018427387904 bytes cannot be had");
+    assert_eq!(error.to_string(), "rope: could not allocate 4611686018427387904 bytes");
 }
 
 #[test]
@@ -77,12 +77,12 @@ fn sizes_that_do_not_match() {
         argument: "lse",
         what: "last dimension",
         got: 9,
-        expected: "1 (one value a row), or 2 (and what its rounding leaves)",
+        expected: "1 (one value a row), or 2 (and its rounding error)",
     };
     says(
         with(4, 3, 9),
         &one,
-        "lse: last dimension is 9, but must be 1 (one value a row), or 2 (and what its rounding leaves)",
+        "lse: last dimension is 9, but must be 1 (one value a row), or 2 (and its rounding error)",
     );
     // Too short is as wrong as too long, and 0 is not a wildcard.
     for got in [0, 1] {

@@ -107,7 +107,7 @@ impl Executor for Recorded {
     }
 }
 
-/// Calls one index in so many and leaves the rest out, the first always.
+/// Calls one index in `every` and leaves the rest out, the first always.
 pub(crate) struct Lazy {
     pub(crate) threads: usize,
     pub(crate) every: usize,

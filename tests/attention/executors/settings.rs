@@ -56,7 +56,7 @@ fn calls_without_settings_run_on_the_executor_of_the_run() {
         let run = Run::new().executor(&recorded);
         sdpa::attention_with(&Attention::new(), tensors.inputs(), outputs, run).unwrap();
     });
-    assert_eq!(recorded.calls(), [2], "planned for as many threads as the executor has");
+    assert_eq!(recorded.calls(), [2], "planned for the threads of the executor");
     // The run's goes before that of the settings.
     written(tensors.inputs(), |outputs| {
         let problem = Attention::new().problem(tensors.inputs(), outputs).unwrap();

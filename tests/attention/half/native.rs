@@ -13,7 +13,7 @@ const BF16: [Dtype; 3] = [Dtype::Bf16; 3];
 fn native() -> Vec<Exec<'static>> {
     let found: Vec<_> = execs().filter(|(isa, _)| isa.has_native_bf16()).map(|(_, exec)| exec).collect();
     if found.is_empty() {
-        eprintln!("SKIPPED: this machine does not multiply bfloat16 by itself");
+        eprintln!("SKIPPED: this machine has no bfloat16 dot product");
     }
     found
 }

@@ -6,7 +6,7 @@ use crate::support::{Rng, Tensor, indices};
 use sdpa::{Dtype, Inputs, KvCache};
 use std::ops::Range;
 
-/// A case whose queries, keys and values are of these types.
+/// A case with queries, keys and values of these types.
 #[derive(Debug, Clone)]
 pub(crate) struct Short {
     /// With the same numbers as `f32`.

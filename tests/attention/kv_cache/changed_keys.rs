@@ -25,7 +25,7 @@ fn stored(cache: &KvCache, [sequence, head, token]: [usize; 3]) -> Option<Vec<f3
     (0..cache.shape().head_dim).map(|d| all.key([sequence, head, token, d])).collect()
 }
 
-/// Tokens of which some keys are what `change` makes of those that the cache stores.
+/// Tokens with some keys that `change` makes of those that the cache stores.
 fn changed(cache: &KvCache, [k, v]: &[Tensor; 2], keys: Range<usize>) -> [Tensor; 2] {
     let mut k = k.clone();
     for (head, token) in (0..SHAPE.kv_heads).flat_map(|head| keys.clone().map(move |token| (head, token))) {

@@ -164,7 +164,7 @@ fn calls_that_do_not_fit_the_cache() {
     says("cache: head_dim is 6, but q has 5", over([3, 4, 2, 5]), q);
     says("q: 3 heads are no multiple of the 2 heads of cache", over([3, 3, 2, 6]), q);
     says("bias: columns is 21, but cache (keys of the longest sequence) has 20", over(q).bias(zeros([1, 1, 1, 21])), q);
-    let own = "needs tensors; caches and pages have lengths of their own";
+    let own = "needs tensors; caches and pages have their own lengths";
     says(&format!("kv_lens: {own}"), over(q).kv_lens(&[5, 20, 0]), q);
     // Ragged calls are batch 1, so there is a cache of one sequence for them.
     let mut one = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap();

@@ -22,7 +22,7 @@ enum Step {
         sequence: usize,
         tokens: usize,
     },
-    /// Down to so many thousandths, or to a whole block.
+    /// Down to this number of thousandths, or to a whole block.
     Truncate {
         sequence: usize,
         share: usize,

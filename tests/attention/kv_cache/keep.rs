@@ -122,7 +122,7 @@ fn a_sliding_cache_takes_every_draft_back() {
     }
 }
 
-/// One sequence of 601 keys of which 256 to 511 were evicted; a row may see the last 16 and the first 4.
+/// One sequence of 601 keys; 256 to 511 were evicted; a row may see the last 16 and the first 4.
 fn gappy() -> KvCache {
     let mut cache =
         KvCache::sliding(1, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }, NonZeroUsize::new(16).unwrap(), 4)

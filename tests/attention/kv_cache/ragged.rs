@@ -83,9 +83,9 @@ fn what_does_not_fit_is_refused() {
     refused("sequences: sequence 3 is named twice", &[3, 0, 3], &[0, 1, 2, 3], rows(3));
     refused("ends: number of sequences is 1, but sequences has 2", &[0, 1], &[0, 2], rows(2));
     refused("ends: number of sequences is 2, but sequences has 1", &[1], &[0, 2, 2], rows(2));
-    refused("ends: entry 0 is 1, but must be exactly 0; cumulative lengths begin with 0", &[0, 1], &[1, 1, 2], rows(2));
+    refused("ends: entry 0 is 1, but must be exactly 0, where cumulative lengths begin", &[0, 1], &[1, 1, 2], rows(2));
     refused("ends: entry 2 is 1, but must be at least 2, the entry before it", &[0, 1, 3], &[0, 2, 1, 2], rows(2));
-    let last = "ends: entry 2 is 2, but must be exactly 3; the last one is the number of rows of k, 3";
+    let last = "ends: entry 2 is 2, but must be exactly 3, the number of rows";
     refused(last, &[0, 1], &[0, 1, 2], rows(3));
     refused("ends: the list of cumulative lengths is 0, but must be at least 1", &[], &[], rows(0));
     refused("k: batch is 2, but a ragged append has 1", &[0], &[0, 2], [[2, 2, 2, 17], [2, 2, 2, 20]]);

@@ -22,7 +22,7 @@ fn sliding(sequences: usize, kv_heads: usize, dims: [usize; 2], last: usize, fir
     .unwrap()
 }
 
-/// The last rows of the cache, as many as were appended last, under any options that go with a window.
+/// The rows of the cache that were appended last, under any options that go with a window.
 fn rows_at_the_end(rng: &mut Rng, cache: &KvCache, rows: usize, [d, dv]: [usize; 2], window: Window) -> Case {
     let longest = cache.lens().iter().copied().max().expect("a sequence");
     let mut case = Case::plain(rng, [cache.lens().len(), 4, 2, rows, 0, d, dv]);
@@ -154,7 +154,7 @@ fn memory_stays_bounded_for_ever() {
     }
 }
 
-/// One sequence of 601 keys of which 256 to 511 were evicted: the last 16 and the first 4 stay, and what shares their blocks.
+/// One sequence of 601 keys; 256 to 511 were evicted: the last 16 and the first 4 stay, and what shares their blocks.
 fn gappy() -> KvCache {
     let mut cache = sliding(1, 1, [8, 8], 16, 4);
     for n in [600, 1] {

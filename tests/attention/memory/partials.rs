@@ -41,7 +41,7 @@ impl Kind {
     }
 }
 
-/// Sizes of a call whose sequences have any number of keys.
+/// Sizes of a call with any number of keys in each sequence.
 struct Sizes {
     kind: Kind,
     heads: usize,

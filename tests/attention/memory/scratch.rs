@@ -103,7 +103,7 @@ fn one_row(shape: [usize; 4], rng: &mut Rng) -> Tensor {
     Tensor { shape, strides: [0, 0, 0, 1], ..one }
 }
 
-/// A call of `length` rows and keys with the options whose bits are set.
+/// A call of `length` rows and keys with the options of the bits that are set.
 fn case(options: usize, functions: usize, length: usize) -> Case {
     let rng = &mut Rng::new(7);
     let on = |name: &str| options >> OPTIONS.iter().position(|&option| option == name).unwrap() & 1 == 1;

@@ -12,7 +12,7 @@ fn cache() -> KvCache {
     cache
 }
 
-/// One sequence of 1000 keys, of which the last 100 and the first 4 may be seen.
+/// One sequence of 1000 keys; the last 100 and the first 4 may be seen.
 fn sliding() -> KvCache {
     let mut cache =
         KvCache::sliding(1, KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 }, NonZeroUsize::new(100).unwrap(), 4)
@@ -76,14 +76,13 @@ fn changes() -> Vec<Mistake> {
             34,
             "append_ragged with lengths",
             change(cache(), |cache| cache.append_ragged(&[0, 1], &[2, 1], k, v)),
-            "ends: entry 0 is 2, but must be exactly 0; these look like lengths; cumulative lengths are their running sums, \
-             from 0 on",
+            "ends: entry 0 is 2, but must be exactly 0, where cumulative lengths begin",
         ),
         mistake(
             35,
             "append_ragged that ends early",
             change(cache(), |cache| cache.append_ragged(&[0, 1], &[0, 1, 2], k, v)),
-            "ends: entry 2 is 2, but must be exactly 3; the last one is the number of rows of k, 3",
+            "ends: entry 2 is 2, but must be exactly 3, the number of rows",
         ),
         mistake(
             46,
@@ -119,7 +118,7 @@ fn changes() -> Vec<Mistake> {
             42,
             "a latent cache of longer values",
             outcome(KvCache::new(2, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap().latent()),
-            "latent: value_dim is 7, but must be at most 6, the head_dim of keys, whose first columns the values are",
+            "latent: value_dim is 7, but must be at most 6, the head_dim of keys: values are their first columns",
         ),
         mistake(
             48,

@@ -1,6 +1,6 @@
 //! 22–37: numbers, biases, masks, lists and lengths. 64: options without a derivative.
 
-use super::{ACCEPTED, K, KEY_HEADS, Mistake, OUT, Q, V, answer, bytes, call, floats, good, inputs, mistake, numbers};
+use super::{ACCEPTED, K, Mistake, OUT, Q, V, answer, bytes, call, floats, good, inputs, mistake, numbers};
 use sdpa::{
     Attention, BlockTable, Gradients, Inputs, KvCache, KvShape, Mask, Mods, Pages, Position, Run, Saved, ScoreMod,
     View, ViewMut, WeightMod, WithDerivative,
@@ -27,18 +27,8 @@ pub(super) fn mistakes() -> Vec<Mistake> {
         mistake(26, "mask per kv head", inputs(good().mask(keep([2, 2, 3, 5]))), ACCEPTED),
         mistake(27, "bias with batch 2 for batch 3", two, "bias: batch is 2, but the call has 3"),
         mistake(28, "bias NaN", nan_bias(), ACCEPTED),
-        mistake(
-            29,
-            "slopes by kv_heads",
-            inputs(good().alibi(&few)),
-            format!("alibi slopes: length is 2, but q (heads) has 4{KEY_HEADS}"),
-        ),
-        mistake(
-            30,
-            "sinks by kv_heads",
-            inputs(good().sinks(&few)),
-            format!("sinks: length is 2, but q (heads) has 4{KEY_HEADS}"),
-        ),
+        mistake(29, "slopes by kv_heads", inputs(good().alibi(&few)), "alibi slopes: length is 2, but q (heads) has 4"),
+        mistake(30, "sinks by kv_heads", inputs(good().sinks(&few)), "sinks: length is 2, but q (heads) has 4"),
     ]
 }
 
@@ -66,7 +56,7 @@ fn nan_bias() -> String {
 
 /// 31–33: key lengths.
 pub(super) fn lengths() -> Vec<Mistake> {
-    let own = "needs tensors; caches and pages have lengths of their own";
+    let own = "needs tensors; caches and pages have their own lengths";
     let rows = numbers(2 * 2 * 5 * 7);
     let [k, v] = [(K, 120), (V, 140)].map(|(shape, n)| View::bhld(&rows[..n], shape).unwrap());
     let mut cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap();
@@ -106,7 +96,6 @@ pub(super) fn ragged() -> Vec<Mistake> {
         let inputs = Inputs::new(floats([1, 4, 6, 6]), floats([1, 2, 9, 6]), floats([1, 2, 9, 7])).ragged(q, k);
         call(Attention::new(), inputs, [1, 4, 6, 7], &[])
     };
-    let lengths = "; these look like lengths; cumulative lengths are their running sums, from 0 on";
     vec![
         mistake(
             34,
@@ -118,31 +107,31 @@ pub(super) fn ragged() -> Vec<Mistake> {
             34,
             "lengths in place of cumulative ones",
             ragged(&[2, 4], &[0, 9]),
-            format!("ragged q: entry 0 is 2, but must be exactly 0{lengths}"),
+            "ragged q: entry 0 is 2, but must be exactly 0, where cumulative lengths begin",
         ),
         mistake(
             34,
             "cumulative lengths without the 0",
             ragged(&[2, 6], &[0, 4, 9]),
-            "ragged q: entry 0 is 2, but must be exactly 0; cumulative lengths begin with 0",
+            "ragged q: entry 0 is 2, but must be exactly 0, where cumulative lengths begin",
         ),
         mistake(
             34,
             "key lengths in place of cumulative ones",
             ragged(&[0, 2, 6], &[4, 5]),
-            format!("ragged k: entry 0 is 4, but must be exactly 0{lengths}"),
+            "ragged k: entry 0 is 4, but must be exactly 0, where cumulative lengths begin",
         ),
         mistake(
             35,
             "cumulative lengths that end early",
             ragged(&[0, 5], &[0, 9]),
-            "ragged q: entry 1 is 5, but must be exactly 6; the last one is the number of rows of q, 6",
+            "ragged q: entry 1 is 5, but must be exactly 6, the number of rows",
         ),
         mistake(
             35,
             "cumulative lengths that end late",
             ragged(&[0, 6], &[0, 10]),
-            "ragged k: entry 1 is 10, but must be exactly 9; the last one is the number of rows of k, 9",
+            "ragged k: entry 1 is 10, but must be exactly 9, the number of rows",
         ),
         mistake(
             36,

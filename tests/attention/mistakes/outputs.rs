@@ -1,6 +1,6 @@
 //! 58–60: outputs of the wrong shape, or given twice.
 
-use super::{KEY_HEADS, Mistake, More, OUT, call, good, mistake};
+use super::{Mistake, More, OUT, call, good, mistake};
 use sdpa::{Attention, Outputs, Point, ViewMut};
 
 pub(super) fn mistakes() -> Vec<Mistake> {
@@ -15,14 +15,9 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             58,
             "LSE as long as a value",
             with(&[(More::Lse, [2, 4, 3, 7])]),
-            "lse: last dimension is 7, but must be 1 (one value a row), or 2 (and what its rounding leaves)",
+            "lse: last dimension is 7, but must be 1 (one value a row), or 2 (and its rounding error)",
         ),
-        mistake(
-            59,
-            "weights of kv_heads",
-            with(&[(More::Weights, [2, 2, 3, 5])]),
-            format!("weights: heads is 2, but q has 4{KEY_HEADS}"),
-        ),
+        mistake(59, "weights of kv_heads", with(&[(More::Weights, [2, 2, 3, 5])]), "weights: heads is 2, but q has 4"),
         mistake(60, "weights twice", with(&[weights, weights]), format!("weights: {twice}")),
         mistake(60, "LSE twice", with(&[lse, weights, lse]), format!("lse: {twice}")),
         mistake(60, "key weight sums twice", with(&[sums, sums]), format!("key weight sums: {twice}")),

@@ -4,14 +4,7 @@ use super::{ACCEPTED, K, Mistake, More, OUT, Q, V, ZEROS, bytes, call, floats, g
 use sdpa::parts::{KeyGradientShape, KeyGradientSums, RowStates};
 use sdpa::{Attention, CacheFormat, Dtype, Inputs, KvCache, KvShape, Mask, Outputs, PagePool, View, ViewMut, Window};
 
-pub(super) fn exchanged(words: &str, argument: &str) -> String {
-    format!(
-        "{words}; heads and rows of {argument} look exchanged (View::bhld takes batch, heads, rows, dim; View::blhd batch, \
-         rows, heads, dim)"
-    )
-}
-
-pub(super) fn unaligned(rule: &str, rows: usize, keys: usize) -> String {
+fn unaligned(rule: &str, rows: usize, keys: usize) -> String {
     format!(
         "{rule}: {rows} rows and {keys} keys differ, and no alignment says where the rows stand among the keys (top-left, \
          bottom-right or an offset)"
@@ -20,7 +13,7 @@ pub(super) fn unaligned(rule: &str, rows: usize, keys: usize) -> String {
 
 pub(super) fn mistakes() -> Vec<Mistake> {
     let of = |q, k, v, out| call(Attention::new(), Inputs::new(floats(q), floats(k), floats(v)), out, &[]);
-    let seven = "out: value_dim is 6, but v has 7; that is the head_dim of q, and results are as long as values";
+    let seven = "out: value_dim is 6, but v has 7";
     let window = Attention::new().window(Window::inclusive(Some(1), None));
     let slopes = [0.5; 4];
     let mut all = vec![
@@ -115,35 +108,25 @@ fn transposed() -> Vec<Mistake> {
     let appended = outcome(cache.append(floats(k), floats(v)));
     assert_eq!(cache.lens(), [0]);
     vec![
-        mistake(
-            4,
-            "BLHD as BHLD: all, 10 rows and 7 keys",
-            of(q, [1, 7, 2, 6], [1, 7, 2, 7], out),
-            exchanged(&heads(10, 7), "q, k and v"),
-        ),
+        mistake(4, "BLHD as BHLD: all, 10 rows and 7 keys", of(q, [1, 7, 2, 6], [1, 7, 2, 7], out), heads(10, 7)),
         mistake(
             4,
             "BLHD as BHLD: all, grouped heads, causal",
             call(Attention::new().causal(), grouped, out, &[]),
-            exchanged(&unaligned("causal", 8, 2), "q, k and v"),
+            unaligned("causal", 8, 2),
         ),
         mistake(
             4,
             "BLHD as BHLD: all, with a mask of rows and keys",
             call(Attention::new(), square.mask(mask), out, &[]),
-            exchanged("mask: rows is 10, but the call has 8", "q, k and v"),
+            "mask: rows is 10, but the call has 8",
         ),
-        mistake(4, "BLHD as BHLD: q", of(q, [1, 4, 10, 6], [1, 4, 10, 7], out), exchanged(&heads(10, 4), "q")),
-        mistake(4, "BLHD as BHLD: k and v", of(right.0, k, v, right.3), exchanged(&heads(8, 10), "k and v")),
-        mistake(4, "BLHD as BHLD: v", of(right.0, right.1, v, right.3), exchanged("v: heads is 10, but k has 2", "v")),
-        mistake(
-            4,
-            "BLHD as BHLD: out",
-            of(right.0, right.1, right.2, out),
-            exchanged("out: heads is 10, but q has 8", "out"),
-        ),
-        mistake(4, "BLHD as BHLD: lse", lse, exchanged("lse: heads is 10, but q has 8", "lse")),
-        mistake(4, "BLHD as BHLD: appended", appended, exchanged("k: heads is 10, but the cache has 2", "k")),
+        mistake(4, "BLHD as BHLD: q", of(q, [1, 4, 10, 6], [1, 4, 10, 7], out), heads(10, 4)),
+        mistake(4, "BLHD as BHLD: k and v", of(right.0, k, v, right.3), heads(8, 10)),
+        mistake(4, "BLHD as BHLD: v", of(right.0, right.1, v, right.3), "v: heads is 10, but k has 2"),
+        mistake(4, "BLHD as BHLD: out", of(right.0, right.1, right.2, out), "out: heads is 10, but q has 8"),
+        mistake(4, "BLHD as BHLD: lse", lse, "lse: heads is 10, but q has 8"),
+        mistake(4, "BLHD as BHLD: appended", appended, "k: heads is 10, but the cache has 2"),
     ]
 }
 
@@ -157,14 +140,9 @@ fn stored_otherwise() -> Vec<Mistake> {
             5,
             "BHLD as BLHD: all",
             call(Attention::new(), all, [1, 10, 8, 7], &[]),
-            exchanged("q: 10 heads are no multiple of the 7 heads of k", "q, k and v"),
+            "q: 10 heads are no multiple of the 7 heads of k",
         ),
-        mistake(
-            5,
-            "BHLD as BLHD: v",
-            call(Attention::new(), one, [1, 8, 10, 7], &[]),
-            exchanged("v: heads is 7, but k has 2", "v"),
-        ),
+        mistake(5, "BHLD as BLHD: v", call(Attention::new(), one, [1, 8, 10, 7], &[]), "v: heads is 7, but k has 2"),
     ]
 }
 

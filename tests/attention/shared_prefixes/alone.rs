@@ -1,4 +1,4 @@
-//! One option at a time, each of which tells rows of one sequence from those of another that see the same keys; and windows.
+//! One option at a time. Each tells rows of one sequence from those of another that see the same keys; and windows.
 
 use super::{Family, check_forks_and_pages, every};
 use crate::options::Case;
@@ -37,7 +37,7 @@ fn with_each_option_alone() {
     assert!(seen.iter().all(|&seen| seen > 0), "{seen:?}");
 }
 
-/// Workers that have no rows take key blocks of a window, of which the first are hidden.
+/// Workers that have no rows take key blocks of a window; the first blocks are hidden.
 #[test]
 fn under_a_window() {
     every(400..412, true, |what, rng, family, exec| {

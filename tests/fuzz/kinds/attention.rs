@@ -35,7 +35,7 @@ pub(super) fn bits_of_tensors(rng: &mut Rng, recorder: &mut Recorder) {
     bits_of_case(rng, recorder, case, Home::Tensors);
 }
 
-/// A call whose keys are there, and any outputs.
+/// A call with keys that are there, and any outputs.
 pub(super) fn bits_of_case(rng: &mut Rng, recorder: &mut Recorder, mut case: Case, home: Home) {
     settle(rng, &mut case);
     recorder.describe(&case, home);
@@ -44,7 +44,7 @@ pub(super) fn bits_of_case(rng: &mut Rng, recorder: &mut Recorder, mut case: Cas
     recorder.each(rng, |rng, exec| stage.run("bits", &mut Outs::blank(rng, &case, wanted), exec).all());
 }
 
-/// A call whose keys are there.
+/// A call with keys that are there.
 pub(crate) fn check_case(rng: &mut Rng, case: &Case, home: Home) {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check_all(rng, case, home)));
     if let Err(panic) = result {

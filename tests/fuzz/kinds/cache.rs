@@ -18,7 +18,7 @@ const MOST_SEQUENCES: usize = 4;
 #[derive(Debug, Clone)]
 struct Sequence {
     kv: [Array; 2],
-    /// Rows at the end whose windows are there for certain.
+    /// Rows at the end with windows that are there for certain.
     fresh: usize,
     /// Keys before this one may have been evicted.
     gone: usize,
@@ -46,7 +46,7 @@ pub(super) fn check(rng: &mut Rng) {
     steps_of(rng, steps);
 }
 
-/// A history of so many steps.
+/// A history of this number of steps.
 pub(super) fn steps_of(rng: &mut Rng, steps: usize) {
     let mut pair = Pair::new(rng);
     let mut others = Vec::new();

@@ -1,4 +1,4 @@
-//! Calls over bytes whose keys have scales by channel, and mixed batches and histories of them.
+//! Calls over bytes with scales of keys by channel, and mixed batches and histories of them.
 
 use crate::fuzzer::bits::{Recorder, sizes};
 use crate::fuzzer::draw::{Home, draw_at, draw_of};

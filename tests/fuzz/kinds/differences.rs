@@ -88,7 +88,7 @@ fn move_option(case: &mut Case, input: usize, at: usize, step: f64) -> Option<f6
     x.is_finite().then(|| f64::from(*x) - was)
 }
 
-/// The loss of which `d_out` and `d_lse` are the gradients in the outputs; `None` if it is not finite.
+/// The loss with the gradients `d_out` and `d_lse` in the outputs; `None` if it is not finite.
 fn loss(back: &Back, answer: &Answer) -> Option<f64> {
     let mut loss = 0.0;
     for (out, d_out) in answer.out.data.iter().zip(&back.d_out.0.data) {

@@ -129,7 +129,7 @@ impl Back {
         Self { case, d_out: (d_out, d_type), d_lse, which, dtypes }
     }
 
-    /// Asks for gradients in the score function's parameters too, or not. Calls whose bits are recorded do not.
+    /// Asks for gradients in the score function's parameters too, or not. Calls with recorded bits do not.
     fn or_in_parameters(mut self, rng: &mut Rng) -> Self {
         self.which[7] = rng.one_in(2);
         self

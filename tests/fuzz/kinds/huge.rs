@@ -6,7 +6,7 @@ use crate::fuzzer::pieces::any_isa;
 use crate::fuzzer::rng::Rng;
 use sdpa::{Alignment, Attention, Exec, Explanation, Inputs, Machine, Outputs, Plan, Shape, View, ViewMut, Window};
 
-/// Largest size of a view, as a power of two: a call that looked at each block of so many keys would not end.
+/// Largest size of a view, as a power of two: a call that looked at each key block would not end.
 const LARGEST: u32 = 45;
 /// Pairs of rows and keys up to which a call is run.
 const FEW: u128 = 1 << 16;

@@ -11,7 +11,7 @@ const SEQUENCES: usize = 2;
 /// Longest sequence.
 const MOST: usize = 700;
 
-/// A pool, and the pages of each sequence, none of which is another's.
+/// A pool, and the pages of each sequence; no page is another's.
 struct Paged {
     pool: PagePool,
     entries: Vec<u32>,
@@ -56,7 +56,7 @@ impl Paged {
 
 /// Panics unless both have the same keys and values, bit for bit.
 fn same_tokens(got: &Inputs<'_>, expected: &Inputs<'_>, cache: &KvCache, said: &str) {
-    let [got, expected] = [got, expected].map(|inputs| inputs.key_values().expect("as many values as keys"));
+    let [got, expected] = [got, expected].map(|inputs| inputs.key_values().expect("a value for each key"));
     let KvShape { kv_heads, head_dim, value_dim } = cache.shape();
     let longest = cache.lens().iter().copied().max().unwrap_or(0);
     for at in indices([cache.sequences(), kv_heads, longest, head_dim.max(value_dim)]) {
@@ -65,7 +65,7 @@ fn same_tokens(got: &Inputs<'_>, expected: &Inputs<'_>, cache: &KvCache, said: &
     }
 }
 
-/// An empty cache of a layer, of which any but the first may slide.
+/// An empty cache of a layer; any layer but the first may slide.
 fn empty(rng: &mut Rng, home: Home, layer: usize) -> KvCache {
     let shape = KvShape { kv_heads: rng.up_to(2), head_dim: 1 + rng.below(20), value_dim: 1 + rng.below(20) };
     let cache = match layer > 0 && rng.one_in(3) {
@@ -86,7 +86,7 @@ pub(super) fn check(rng: &mut Rng) {
         .map(|_| if rng.one_in(2) { Home::integers(rng) } else { Home::Cache(rng.pick(&DTYPES)) })
         .collect();
     let mut alone: Vec<KvCache> = homes.iter().enumerate().map(|(layer, &home)| empty(rng, home, layer)).collect();
-    let mut caches = LayerCaches::new(alone.clone()).expect("as many sequences");
+    let mut caches = LayerCaches::new(alone.clone()).expect("the same sequences");
     let (mut paged, mut said) = (Paged::new(rng, &alone[0]), format!("{homes:?}:"));
     for _ in 0..1 + rng.below(15) {
         let b = rng.below(SEQUENCES);

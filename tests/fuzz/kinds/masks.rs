@@ -25,7 +25,7 @@ pub(super) fn check(rng: &mut Rng) {
     let home = Home::draw(rng);
     let mut case = draw_at(rng, home);
     case.functions = Functions::default();
-    // Without an alignment rows and keys are as many: then rows need no place.
+    // Without an alignment the numbers of rows and keys are equal: then rows need no place.
     case.settings.alignment = case.settings.alignment.or(Some(Alignment::TopLeft));
     let (rows, keys) = case.longest();
     let both = draw(rng, case.batch(), keys.max(rows), 2);
@@ -125,7 +125,7 @@ fn classes(rng: &mut Rng, both: &Both, case: &Case, what: &str) {
     }
 }
 
-/// A random mask over so many keys, combined of others up to so many times.
+/// A random mask over some keys, combined of others, to a largest depth.
 fn draw(rng: &mut Rng, batch: usize, keys: usize, depth: usize) -> Both {
     if depth == 0 || rng.one_in(2) {
         return if rng.one_in(4) { per_sequence(rng, batch, keys) } else { leaf(rng, keys) };

@@ -1,4 +1,4 @@
-//! Backward calls whose parts do not fit together: refused, whatever is wrong, and nothing written; all others are run.
+//! Backward calls with parts that do not fit together: refused, whatever is wrong, and nothing written; all others are run.
 
 use crate::fuzzer::array::{At, Layout};
 use crate::fuzzer::memory::Memory;

@@ -48,7 +48,7 @@ fn backward(rng: &mut Rng) {
     let [h, d, dv] = [g * rng.below(3), rng.below(3), rng.below(3)];
     let good = [[b, h, l, d], [b, g, 0, d], [b, g, 0, dv], [b, h, l, dv], [b, h, l, 1], [b, h, l, dv]];
     let [q, mut k, mut v, out, lse, d_out] = spoiled(rng, good);
-    // Their rows do not count, if both have as many.
+    // Their rows do not count, if both have the same number.
     (k[2], v[2]) = (good[1][2], good[1][2]);
     let what = format!("{:?}", [q, k, v, out, lse, d_out]);
     let attention = Attention::new().causal().align(Alignment::Offset(3));

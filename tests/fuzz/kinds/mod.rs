@@ -96,14 +96,14 @@ const fn kind(name: &'static str, few: u64, check: fn(&mut Rng)) -> Kind {
     Kind { name, few, check }
 }
 
-/// A kind of the calls whose bits are recorded.
+/// A kind of the calls with recorded bits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BitsOf {
     pub(crate) name: &'static str,
     pub(crate) make: fn(&mut Rng, &mut Recorder),
 }
 
-/// Kinds of the calls whose bits are recorded: number n is of kind n mod 16, for ever.
+/// Kinds of the calls with recorded bits: number n is of kind n mod 16, for ever.
 pub(crate) static BITS: [BitsOf; 16] = [
     bits_of("attention", attention::bits_of_tensors),
     bits_of("attention", attention::bits),

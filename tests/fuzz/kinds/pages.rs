@@ -11,7 +11,7 @@ use crate::fuzzer::sources::{Pool, Source};
 use crate::fuzzer::stage::{Stage, list};
 use sdpa::{Exec, Isa};
 
-/// A pool and a table of which any number may be wrong: refused if one is, else the same as tensors.
+/// A pool and a table in which any number may be wrong: refused if one is, otherwise the same as tensors.
 pub(super) fn check(rng: &mut Rng) {
     let [pages, kv_heads, size] = [rng.below(5), rng.up_to(2), rng.pick(&[0, 1, 2, 5, 16, 100, 256])];
     let [sequences, width] = [rng.below(4), rng.below(4)];

@@ -1,4 +1,4 @@
-//! States and merges whose parts do not fit together.
+//! States and merges with parts that do not fit together.
 
 use crate::fuzzer::array::At;
 use crate::fuzzer::bits::{Recorder, settle, sizes};
@@ -58,7 +58,7 @@ pub(super) fn check(rng: &mut Rng) {
     assert_eq!(merged.is_ok(), first == if fits { k[2] } else { 0 }, "{what}, then from {first}: {merged:?}");
 }
 
-/// What a state gives whose keys come in pieces, or one merged of others; or what two results are merged to.
+/// What a state gives if its keys come in pieces, or one merged of others; or what two results are merged to.
 pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
     if rng.one_in(4) {
         return bits_of_merged(rng, recorder);
@@ -99,7 +99,7 @@ fn merges(rng: &mut Rng) {
     let (mut mine, mut mine_lse) = (vec![7.0; good.iter().product()], vec![0.25; lse.iter().product()]);
     let views = (ViewMut::bhld(&mut mine, good), ViewMut::bhld(&mut mine_lse, lse));
     let merged = merge((views.0.expect("dense"), views.1.expect("dense")), (view(other), view(other_lse)));
-    // A second column has what rounding leaves of the first.
+    // A second column has the rounding error of the first.
     let fits = other == good && [1, 2].contains(&lse[3]) && with_one(lse) == with_one(good) && other_lse == lse;
     assert_eq!(merged.is_ok(), fits, "{good:?} {lse:?} {other:?} {other_lse:?}: {merged:?}");
     // Both weigh the same.

@@ -19,7 +19,7 @@ pub(super) fn check(rng: &mut Rng) {
     refused(rng, committed, &parents);
     let (mut case, home) = drafted_somewhere(rng, committed, parents.len());
     let mut both = both(committed, parents.clone());
-    // Without positions of their own rows of a tree stand at distances that nobody knows.
+    // Without given positions rows of a tree stand at distances that nobody knows.
     match rng.below(8) {
         0 => case.alibi = Some(vec![0.5; case.heads()]),
         1 => case.settings.window = Some(Sides { left: Some(rng.below(300)), right: None, first: rng.below(3) }),
@@ -80,7 +80,7 @@ fn both(committed: usize, parents: Vec<Option<usize>>) -> Both {
     Both { stock: Box::new(tree), plain: Box::new(plain), what, fits: true }
 }
 
-/// Trees whose parents do not come first.
+/// Trees with parents that do not come first.
 fn refused(rng: &mut Rng, committed: usize, parents: &[Option<usize>]) {
     let mut bad = parents.to_vec();
     let token = rng.below(bad.len());

@@ -1,4 +1,4 @@
-//! Views of any shape and strides, most of which are refused.
+//! Views of any shape and strides; most are refused.
 
 use crate::fuzzer::array::{At, indices};
 use crate::fuzzer::memory::{Flush, Memory};

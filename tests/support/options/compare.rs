@@ -7,7 +7,7 @@ use sdpa::naive::Answer;
 
 /// Errors in units of `f32::EPSILON` times what the number is made of: see [`check_against_oracle`].
 const UNITS: f64 = 8.0;
-/// Or so many times the error of the naive `f32` path, where that is larger.
+/// Or this multiple of the error of the naive `f32` path, where that is larger.
 const TIMES_NAIVE: f64 = 3.0;
 const NAMES: [&str; 4] = ["raw", "softcapped", "masked", "weights"];
 

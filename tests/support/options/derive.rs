@@ -61,7 +61,7 @@ impl Case {
         }
     }
 
-    /// Some rows of every sequence, all of which begin at one position, against all their keys.
+    /// Some rows of every sequence, all from one position on, against all their keys.
     pub fn stretch(&self, rows: Range<usize>) -> Self {
         let batches: Vec<usize> = (0..self.batch()).collect();
         Self {
@@ -71,7 +71,7 @@ impl Case {
         }
     }
 
-    /// Some rows of a call of one sequence, when only so many keys are there.
+    /// Some rows of a call of one sequence, when only the first keys are there.
     pub fn chunk(&self, rows: Range<usize>, keys: usize) -> Self {
         let (h, last) = (0..self.kv_heads(), self.some_rows(rows));
         Self {
@@ -181,7 +181,7 @@ impl Case {
         MaskData::new(keep, false, Tensor::from_fn(shape, |at| if sees(at) == keep { 1.0 } else { 0.0 }))
     }
 
-    /// Every key whose rows of k and v no row sees, or that none of these rows sees: sequence, kv head, key.
+    /// Every key that no row sees, or that none of these rows sees: sequence, kv head, key.
     pub fn unseen(&self, hides: impl Fn([usize; 3], usize) -> bool, by: &[[usize; 3]]) -> Vec<[usize; 3]> {
         let sharing = self.heads() / self.kv_heads();
         let longest = self.longest().1;

@@ -28,7 +28,7 @@ pub enum Score {
     Same,
     /// Something for every step between row and key.
     Relative(f32),
-    /// Hides one position in so many; the rest are damped.
+    /// Hides one position in n; the rest are damped.
     Holes(usize),
     /// Hides all keys after this many from the row on.
     Causal(isize),
@@ -41,9 +41,9 @@ pub enum Keep {
     All,
     /// Bands along the diagonal, different for every head and sequence.
     Bands(usize),
-    /// Keys up to so many after the row.
+    /// Keys up to n after the row.
     Causal(isize),
-    /// One position in so many is hidden.
+    /// One position in n is hidden.
     Holes(usize),
 }
 
@@ -52,7 +52,7 @@ pub enum Prob {
     Same,
     /// Some keys count more than others.
     Tilted,
-    /// One position in so many counts nothing: dropout with a known pattern.
+    /// One position in n counts nothing: dropout with a known pattern.
     Dropped(usize),
 }
 

@@ -13,7 +13,7 @@ const DIMS: [usize; 13] = [1, 2, 3, 5, 8, 15, 16, 17, 24, 33, 63, 64, 65];
 const HEADS: [(usize, usize); 8] = [(1, 1), (1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (6, 2), (5, 1)];
 
 impl Case {
-    /// Any options on any sizes whose QKᵀ and PV take no more than `most` products; half the time, more than a tenth of
+    /// Any options on any sizes for which QKᵀ and PV take no more than `most` products; half the time, more than a tenth of
     /// that, since most sizes are small ones.
     pub fn random(rng: &mut Rng, most: usize) -> Self {
         let least = rng.below(2) * most / 10;

@@ -1,4 +1,4 @@
-//! candle-transformers' BERT with this attention in place of its own.
+//! candle-transformers' BERT with this attention instead.
 
 use candle_core::{D, Result, Tensor};
 use candle_nn::{LayerNorm, Linear, Module, VarBuilder, layer_norm, linear};

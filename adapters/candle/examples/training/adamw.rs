@@ -1,4 +1,4 @@
-//! AdamW whose moments can be saved: those of candle-nn's are private, and a checkpoint needs them.
+//! AdamW with moments that can be saved: those of candle-nn's are private, and a checkpoint needs them.
 
 use candle_core::backprop::GradStore;
 use candle_core::{Result, Tensor, Var};

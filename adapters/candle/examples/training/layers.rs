@@ -28,7 +28,7 @@ impl Visible {
         Ok(Self { sdpa, bias: bias((1, 1, rows, rows), |n| n % rows <= n / rows)? })
     }
 
-    /// Each row sees the first keys, so many of each sequence.
+    /// Each row sees the first keys of its sequence, by the number given for it.
     pub(crate) fn lengths(lens: &[u32], keys: usize) -> Result<Self> {
         let sdpa = Sdpa::default().kv_lens(&Tensor::new(lens, &Device::Cpu)?);
         Ok(Self { sdpa, bias: bias((lens.len(), 1, 1, keys), |n| n % keys < lens[n / keys] as usize)? })

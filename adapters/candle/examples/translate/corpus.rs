@@ -8,7 +8,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeSet, HashMap};
 
-/// Numbers of which all are in training: their words are in all others.
+/// Numbers that are all in training: their words are in all others.
 const BASIC: usize = 100;
 const NUMBERS: usize = 10_000;
 /// Share of numbers among the pairs.

@@ -33,7 +33,7 @@ fn lengths() -> impl Iterator<Item = usize> {
     (0..TEXTS).map(move |n| shortest + n * 37 % TEXTS * (longest - shortest) / (TEXTS - 1))
 }
 
-/// Tokens of each text: sentences in turn, word by word, as many as fit the text's length.
+/// Tokens of each text: sentences in turn, word by word, up to the text's length.
 pub(super) fn tokens(tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
     // What the file says about padding and cutting is not wanted here.
     let mut tokenizer = tokenizer.clone();

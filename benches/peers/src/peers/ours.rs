@@ -108,7 +108,11 @@ impl Peer<Case> for Fused {
 
     fn supports(&self, _: &Case) -> std::result::Result<(), String> {
         let lacking = self.precision == Precision::Native && !Isa::detect().has_native_bf16();
-        if lacking { Err("Native has no effect: no fast bf16 dot product (AVX512_BF16 of AMD, FEAT_BF16)".to_owned()) } else { Ok(()) }
+        if lacking {
+            Err("Native has no effect: no fast bf16 dot product (AVX512_BF16 of AMD, FEAT_BF16)".to_owned())
+        } else {
+            Ok(())
+        }
     }
 
     fn prepare(&mut self, case: &Case) -> Result<String> {

@@ -26,7 +26,7 @@ pub struct Saved<'a> {
 
 impl<'a> Saved<'a> {
     /// Takes the forward call's output `out`, `[batch, heads, q_len, value_dim]`, and its log-sum-exp `lse`, `[batch,
-    /// heads, q_len, 1]`, or with what rounding leaves of it in a second column ([`Outputs::lse`](crate::Outputs::lse)), both as
+    /// heads, q_len, 1]`, or with its rounding error in a second column ([`Outputs::lse`](crate::Outputs::lse)), both as
     /// that call wrote them; and `d_out`, the gradient of the loss in the output.
     pub fn new(out: impl Into<Tensor<'a>>, lse: View<'a>, d_out: impl Into<Tensor<'a>>) -> Self {
         Self { out: out.into(), lse, d_out: d_out.into(), d_lse: None }
@@ -38,14 +38,20 @@ impl<'a> Saved<'a> {
         Self { d_lse: Some(d_lse), ..self }
     }
 
-    /// Checks that the results fit the call, whose inputs fit together.
+    /// Checks that the results fit the call; its inputs fit together.
     #[doc(hidden)] // its error has no name in `sdpa`
     pub fn fits(&self, call: &Call<'_>) -> Result<(), Misfit> {
         if call.kv.tensors().is_none() {
             return Fault::Needs("keys and values as tensors, not a cache or pages").of("backward");
         }
-        for argument in ["out", "lse", "d_out", "d_lse"] {
-            let Some(shape) = self.shape_of(argument) else { continue };
+        let shapes = [
+            ("out", Some(self.out.shape())),
+            ("lse", Some(self.lse.shape())),
+            ("d_out", Some(self.d_out.shape())),
+            ("d_lse", self.d_lse.map(|d_lse| d_lse.shape())),
+        ];
+        for (argument, shape) in shapes {
+            let Some(shape) = shape else { continue };
             same_rows(argument, shape, call.q.shape(), "q")?;
             match argument {
                 "lse" => one_or_two_a_row(argument, shape[3])?,
@@ -56,7 +62,7 @@ impl<'a> Saved<'a> {
         Ok(())
     }
 
-    /// Returns true if rows are [far](is_far) from 0, and what rounding leaves of their log-sum-exps is not there.
+    /// Returns true if rows are [far](is_far) from 0, and the rounding errors of their log-sum-exps are not there.
     #[doc(hidden)] // for `sdpa`
     pub fn lacks_rests(&self) -> bool {
         let [batch, heads, rows, columns] = self.lse.shape();
@@ -64,18 +70,6 @@ impl<'a> Saved<'a> {
         heads
             .flat_map(|(b, h)| (0..rows).map(move |l| [b, h, l, 0]))
             .any(|at| self.lse.get(at).is_some_and(|&x| is_far(x)))
-    }
-
-    /// Returns the shape of a tensor, by its name in messages.
-    #[doc(hidden)] // for `sdpa`
-    pub fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
-        match argument {
-            "out" => Some(self.out.shape()),
-            "lse" => Some(self.lse.shape()),
-            "d_out" => Some(self.d_out.shape()),
-            "d_lse" => self.d_lse.map(|d_lse| d_lse.shape()),
-            _ => None,
-        }
     }
 }
 
@@ -160,18 +154,22 @@ impl<'a> Gradients<'a> {
         Self { parameters: Some(dparameters), ..self }
     }
 
-    /// Returns the number of parameters whose gradients are wanted.
+    /// Returns the number of parameters with gradients that are wanted.
     #[doc(hidden)] // for `sdpa`
     pub fn parameter_count(&self) -> usize {
         self.parameters.as_ref().map_or(0, |gradient| gradient.len())
     }
 
-    /// Checks that the gradients fit the call, whose inputs fit together. Its bias is the one that was given, not yet broadcast.
+    /// Checks that the gradients fit the call; its inputs fit together. Its bias is the one that was given, not yet broadcast.
     #[doc(hidden)] // its error has no name in `sdpa`
     pub fn fits(&self, call: &Call<'_>) -> Result<(), Misfit> {
-        let tensors = [("dq", "q", call.q.shape()), ("dk", "k", call.kv.k_shape()), ("dv", "v", call.kv.v_shape())];
-        for (argument, of, expected) in tensors {
-            self.shape_of(argument).map_or(Ok(()), |shape| has_shape(argument, shape, expected, of))?;
+        let tensors = [
+            ("dq", &self.q, "q", call.q.shape()),
+            ("dk", &self.k, "k", call.kv.k_shape()),
+            ("dv", &self.v, "v", call.kv.v_shape()),
+        ];
+        for (argument, gradient, of, expected) in tensors {
+            gradient.as_ref().map_or(Ok(()), |gradient| has_shape(argument, gradient.shape(), expected, of))?;
         }
         if let Some(gradient) = &self.bias {
             let needs = "a bias, which the call does not have";
@@ -188,18 +186,6 @@ impl<'a> Gradients<'a> {
             same(argument, "length", gradient.len(), call.q.shape()[1], "q (heads)")?;
         }
         Ok(())
-    }
-
-    /// Returns the shape of a gradient in q, k or v, by its name in messages.
-    #[doc(hidden)] // for `sdpa`
-    pub fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
-        let gradient = match argument {
-            "dq" => &self.q,
-            "dk" => &self.k,
-            "dv" => &self.v,
-            _ => return None,
-        };
-        gradient.as_ref().map(|gradient| gradient.shape())
     }
 }
 

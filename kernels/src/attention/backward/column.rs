@@ -75,7 +75,7 @@ impl<'t, S: Simd> Column<'t, S> {
                     core::mem::swap(&mut own.head, rest);
                     own.chain = Chain::Continued;
                 }
-                // SAFETY: the row block is the `done`th of the column, whose turn it is when the tile has waited.
+                // SAFETY: the row block is the `done`th of the column; it is the column's turn when the tile has waited.
                 if !unsafe { self.tile(&task, done, &mut keys, &mut scores, &mut own) } {
                     return;
                 }
@@ -113,7 +113,7 @@ impl<'t, S: Simd> Column<'t, S> {
         self.pass.part.sums.as_ref().map(|sums| sums.each_ref().map(|sums| unsafe { sums.of_keys(head, self.keys()) }))
     }
 
-    /// Writes the gradients of the queries of the head of which this is the first column, at the end of a pass in parts.
+    /// Writes the gradients of the queries of a head at the end of a pass in parts; this is the first column of the head.
     ///
     /// # Safety
     /// The column exists, and its head's gradients of queries are this worker's alone.
@@ -181,7 +181,7 @@ impl<'t, S: Simd> Column<'t, S> {
         }
         let (at, len) = ([seq.source, self.at.kv_head, seq.first_key + keys.start], keys.len());
         let (table, other) = (&mut Table::new(), &mut Table::new());
-        // SAFETY: the keys exist, in tensors, whose rows need no table.
+        // SAFETY: the keys exist, in tensors: their rows need no table.
         unsafe {
             let Keys::Rows(rows) = call.kv.keys(at, len, table) else { return none };
             let BlockValues::Rows { rows: values, .. } = call.kv.values(at, len, other) else { return none };

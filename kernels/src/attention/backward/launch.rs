@@ -7,7 +7,7 @@
 //! one of all heads before the next, so a worker waits only for what another is at, and seldom. So every sum is taken in
 //! one order, whoever takes it: gradients have the same bits for any number of threads.
 //!
-//! If rows are far from 0 and what rounding leaves of their log-sum-exps is not there, workers first take row blocks and sum
+//! If rows are far from 0 and the rounding errors of their log-sum-exps are not there, workers first take row blocks and sum
 //! their exponentials over all keys. Key blocks begin when all of these are done.
 
 use crate::attention::backward::call::{Gradients, Saved};
@@ -51,7 +51,7 @@ fn count_columns(call: &Call<'_>) -> Option<(usize, usize)> {
     Some((longest, heads.checked_mul(longest)?))
 }
 
-/// Returns the number of row blocks of a call, if each query head has as many as the longest.
+/// Returns the number of row blocks of a call, if each query head has those of the longest sequence.
 fn count_row_blocks(call: &Call<'_>) -> Option<usize> {
     let of_head = call.longest().0.div_ceil(MAX_ROW_BLOCK);
     call.sequence_count().checked_mul(call.q.shape()[1])?.checked_mul(of_head)

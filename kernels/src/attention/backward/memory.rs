@@ -84,7 +84,7 @@ impl BackwardMemory {
     }
 }
 
-/// Returns the number of sums of all key/value heads for so many parameters, if there may be so many.
+/// Number of sums: sequences × heads × parameters; `None` on overflow.
 fn count_sums(call: &Call<'_>, parameters: usize) -> Option<usize> {
     call.sequence_count().checked_mul(call.kv.kv_heads())?.checked_mul(parameters)
 }
@@ -94,7 +94,7 @@ pub(crate) fn locked(sums: &Mutex<Vec<f64>>) -> MutexGuard<'_, Vec<f64>> {
     sums.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes room for at least so many sums. Returns false if there is no memory.
+/// Makes room for at least `n` sums. Returns false if there is no memory.
 fn try_grow(sums: &mut Vec<f64>, n: usize) -> bool {
     let enough = sums.try_reserve_exact(n.saturating_sub(sums.len())).is_ok();
     if enough {
@@ -119,8 +119,8 @@ pub(crate) enum RowNumber {
     Dot,
     /// 1 once the other numbers are ready.
     Begun,
-    /// Log-sum-exp of the scores that are counted from the row's reference: of a row that is far from 0, what rounding leaves
-    /// of the saved one.
+    /// Log-sum-exp of the scores that are counted from the row's reference: of a row that is far from 0, the rounding error of
+    /// the saved one.
     Lse,
     /// Number that scores are counted from: the saved log-sum-exp of a row that is far from 0, otherwise 0.
     Reference,
@@ -128,7 +128,7 @@ pub(crate) enum RowNumber {
 
 /// Memory of each row of the call: the gradient of its query, without the scale, in whole vectors; then [`RowNumber`]s.
 pub(crate) struct RowMemory<'a> {
-    /// Memory of all rows; a row's are accessed only by the worker whose turn it is, as `launch.rs` says.
+    /// Memory of all rows; only the worker that has the turn accesses a row's, as `launch.rs` says.
     memory: SharedFloats<'a>,
     heads: usize,
     q_len: usize,
@@ -243,8 +243,8 @@ impl BackwardScratch {
         Self { scores: Scratch::new(), own: AlignedBuf::new(), parameters: Vec::new() }
     }
 
-    /// Reserves the scratch that `tiling` and gradients in so many parameters need. Allocates only if there is less. Returns false
-    /// if there is no memory.
+    /// Reserves the scratch that `tiling` and gradients in `parameters` parameters need. Allocates only if there is less. Returns
+    /// false if there is no memory.
     #[must_use]
     pub fn try_reserve(&mut self, tiling: &Tiling, parameters: usize) -> bool {
         self.scores.try_reserve(tiling)

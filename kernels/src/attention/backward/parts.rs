@@ -1,4 +1,4 @@
-//! Parts of a backward pass whose keys come in parts: launches over some of the keys, in order, and one that ends it.
+//! Parts of a backward pass with keys that come in parts: launches over some of the keys, in order, and one that ends it.
 //!
 //! Gradients of queries stay in the rows' memory from launch to launch. Gradients of keys and values are sums over rows that may
 //! lie elsewhere, so they stay apart for each query head: rows of several launches are added in the order of one, head by head.
@@ -19,7 +19,7 @@ pub enum Part<'a> {
     /// The whole pass.
     #[default]
     Whole,
-    /// Pass over some of the keys, all earlier ones of which are done: it adds to the rows' memory and to these sums.
+    /// Pass over some of the keys, after all earlier ones are done: it adds to the rows' memory and to these sums.
     Keys {
         /// Row of all.
         first_row: usize,
@@ -33,7 +33,7 @@ pub enum Part<'a> {
     },
 }
 
-/// Sums over query rows for each key, of each query head by itself, without the scale: `[batch][head][key][dimension]`, with keys
+/// Sums over query rows for each key and each query head, without the scale: `[batch][head][key][dimension]`, with keys
 /// and dimensions in whole vectors of sixteen. Gradients of keys, then of values.
 #[derive(Debug)]
 pub struct HeadSums<'a> {
@@ -44,7 +44,7 @@ pub struct HeadSums<'a> {
 }
 
 impl HeadSums<'_> {
-    /// Returns the number of floats for sums of shape `[batch, heads, keys, dimension]`, if there may be so many.
+    /// Number of floats for sums of shape `[batch, heads, keys, dimension]`; `None` on overflow.
     pub fn floats([batch, heads, keys, dim]: [usize; 4]) -> Option<usize> {
         let sizes = [heads, keys.checked_next_multiple_of(LANES)?, dim.checked_next_multiple_of(LANES)?];
         sizes.into_iter().try_fold(batch, usize::checked_mul)
@@ -61,7 +61,7 @@ pub(crate) struct SharedPart<'a> {
     pub(crate) is_end: bool,
 }
 
-/// Sums that workers add to, each to those of its own keys.
+/// Sums that workers add to, each to those of its keys.
 pub(crate) struct SharedSums<'a> {
     /// Sums of keys, then of values, and the floats of a key in them. Those of a key block are accessed only by the worker that has
     /// taken it.
@@ -118,8 +118,8 @@ impl SharedSums<'_> {
     }
 }
 
-/// Writes gradients of keys or of values, `[batch, kv_heads, keys, dimension]`: `scale` times the sums of the `heads` query heads,
-/// of which those that share a key/value head are added in order, into the first of them; zeros if there are no query heads.
+/// Writes gradients of keys or of values, `[batch, kv_heads, keys, dimension]`: `scale` times the sums of the `heads` query
+/// heads. Those that share a key/value head are added in order, into the first of them; zeros if there are no query heads.
 ///
 /// # Panics
 /// If the sums do not fit the gradient.

@@ -54,7 +54,7 @@ impl BackwardPass<'_> {
         if q_len == 0 { 0 } else { call.group_size() * (self.part.first_row + q_len).div_ceil(MAX_ROW_BLOCK) }
     }
 
-    /// Returns the number of parameters whose gradients are wanted.
+    /// Returns the number of parameters with gradients that are wanted.
     pub(crate) fn parameters(&self) -> usize {
         self.reduced.parameters.as_ref().map_or(0, |gradient| gradient.len())
     }

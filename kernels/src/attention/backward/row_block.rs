@@ -40,7 +40,7 @@ impl<S: Simd> Column<'_, S> {
     /// The row block's memory is this worker's.
     pub(crate) unsafe fn kept_rows(&self, task: &AttentionTask<'_, S>) -> [SavedRow; MAX_ROW_BLOCK] {
         let (mut kept, saved) = ([SavedRow::default(); MAX_ROW_BLOCK], &self.pass.saved);
-        // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+        // SAFETY: the caller guarantees the memory, and nothing of it is borrowed.
         for (row, (_, numbers)) in task.rows(0..rows_of(task)).zip(unsafe { self.each_row(task) }) {
             let of = |number| numbers[number as usize];
             let (reference, lse) = (of(RowNumber::Reference), of(RowNumber::Lse));
@@ -51,9 +51,9 @@ impl<S: Simd> Column<'_, S> {
         kept
     }
 
-    /// Sums the exponentials of the row block's rows over all keys, if some are far from 0, and keeps what rounding leaves of their
-    /// log-sum-exps. A difference larger than any rounding counts as 0: the call then has only some of the keys that the saved
-    /// log-sum-exp is over.
+    /// Sums the exponentials of the row block's rows over all keys, if some are far from 0, and keeps the rounding errors of
+    /// their log-sum-exps. A difference larger than any rounding counts as 0: the call then has only some of the keys that the
+    /// saved log-sum-exp is over.
     ///
     /// # Safety
     /// The row block's memory is this worker's.
@@ -63,7 +63,7 @@ impl<S: Simd> Column<'_, S> {
             return;
         }
         task.sum_exponentials(&mut BlockMemory::new(), regions);
-        // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+        // SAFETY: the caller guarantees the memory, and nothing of it is borrowed.
         for (row, (_, numbers)) in task.rows(0..rows_of(task)).zip(unsafe { self.each_row(task) }) {
             let sum = task.row_sum(row, regions.max[row.n], regions.sum[row.n]);
             let (lse, rest) = (lse(row), sum.lse_rest(lse(row)));
@@ -77,7 +77,7 @@ impl<S: Simd> Column<'_, S> {
     /// # Safety
     /// The row block's memory is this worker's.
     pub(crate) unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, deltas: &[Delta; MAX_ROW_BLOCK]) {
-        // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+        // SAFETY: the caller guarantees the memory, and nothing of it is borrowed.
         for (row, (_, numbers)) in task.rows(0..rows_of(task)).zip(unsafe { self.each_row(task) }) {
             let (delta, lse, summed) = (deltas[row.n], &self.pass.saved.lse, numbers[RowNumber::Lse as usize]);
             *numbers = [0.0; LANES];
@@ -97,7 +97,7 @@ impl<S: Simd> Column<'_, S> {
     /// # Safety
     /// The row block's memory is this worker's.
     pub(crate) unsafe fn has_begun(&self, task: &AttentionTask<'_, S>) -> bool {
-        // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+        // SAFETY: the caller guarantees the memory, and nothing of it is borrowed.
         unsafe { self.each_row(task) }.next().is_some_and(|(_, numbers)| numbers[RowNumber::Begun as usize] == 1.0)
     }
 
@@ -128,7 +128,7 @@ impl<S: Simd> Column<'_, S> {
     /// # Safety
     /// The row block's memory is this worker's.
     pub(crate) unsafe fn clear_gradients(&self, task: &AttentionTask<'_, S>) {
-        // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+        // SAFETY: the caller guarantees the memory, and nothing of it is borrowed.
         unsafe { self.each_row(task) }.for_each(|(gradient, _)| gradient.fill(0.0));
     }
 
@@ -138,7 +138,7 @@ impl<S: Simd> Column<'_, S> {
     /// The row block's memory and gradients are this worker's.
     pub(crate) unsafe fn end_rows(&self, task: &AttentionTask<'_, S>, q: &BlockRows) {
         let Some(first) = task.rows(0..rows_of(task)).next() else { return };
-        // SAFETY: the caller guarantees the memory, of which nothing else is borrowed, and the gradients; queries and their
+        // SAFETY: the caller guarantees the memory, nothing else of it is borrowed, and the gradients; queries and their
         // gradients are whole vectors.
         unsafe {
             if self.pass.reduced.scale.is_some() {

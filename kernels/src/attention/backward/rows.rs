@@ -49,8 +49,8 @@ impl BlockRows {
 }
 
 impl<S: Simd> AttentionTask<'_, S> {
-    /// Returns the task's rows of a tensor: in place if they are contiguous finite floats in whole vectors, else copied
-    /// to `copy`. The task's rows belong to one head and are no more than a row block.
+    /// Returns the task's rows of a tensor: in place if they are contiguous finite floats in whole vectors, otherwise copied to
+    /// `copy`. The task's rows belong to one head and are no more than a row block.
     ///
     /// # Safety
     /// The tensor has the batch, heads and rows of q.
@@ -87,7 +87,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         block
     }
 
-    /// Returns Σ do·o − dlse of each of the task's rows, whose output gradients are `d_out`; `copy` is memory for a row
+    /// Returns Σ do·o − dlse of each of the task's rows; `d_out` are their output gradients, `copy` is memory for a row
     /// block of outputs.
     ///
     /// # Safety
@@ -125,8 +125,8 @@ impl<S: Simd> AttentionTask<'_, S> {
     }
 }
 
-/// Returns the rows as tiles of weighted sums read them: in place if they are contiguous floats in whole vectors and
-/// finite, else copied to `copy`, with 0 in place of what is not finite.
+/// Returns the rows as tiles of weighted sums read them: in place if they are contiguous floats in whole vectors and finite,
+/// otherwise copied to `copy`, with 0 in place of what is not finite.
 ///
 /// # Safety
 /// There are `n` rows of `dim` elements.

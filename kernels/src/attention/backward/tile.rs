@@ -55,8 +55,8 @@ pub(crate) struct Turn {
 }
 
 impl<S: Simd> Column<'_, S> {
-    /// Adds what a row block, the `number`th of the column, contributes to the gradients of the column's keys and values,
-    /// and of its own queries. Returns false if the work was stopped.
+    /// Adds what a row block, the `number`th of the column, contributes to the gradients of the column's keys and values, and of
+    /// the row block's queries. Returns false if the work was stopped.
     ///
     /// # Safety
     /// The column's gradients are this worker's alone, and so are the row block's once the same row block of the column
@@ -139,8 +139,8 @@ impl<S: Simd> Column<'_, S> {
         true
     }
 
-    /// Returns what was saved of the row block's rows, whose output gradients are `d_out`. With the first key block it computes
-    /// their deltas, for which `copy` is memory for a row block of outputs, and makes the row block's memory ready.
+    /// Returns what was saved of the row block's rows; `d_out` are their output gradients. With the first key block it computes
+    /// their deltas and makes the row block's memory ready; `copy` is memory for a row block of outputs.
     ///
     /// # Safety
     /// The saved tensors fit the call; the row block's memory is this worker's.
@@ -186,8 +186,8 @@ impl<S: Simd> Column<'_, S> {
         if tile.d_out.nonfinite.is_empty() {
             return;
         }
-        // A row of output gradients that is not finite was copied with zeros: its weights carry the NaN to the keys it
-        // sees, whose gradients are NaN already.
+        // A row of output gradients that is not finite was copied with zeros: its weights carry the NaN to the keys it sees;
+        // their gradients are NaN already.
         for row in (0..rows).filter(|&row| tile.d_out.nonfinite.has(row)) {
             let at = row * SCORE_STRIDE..row * SCORE_STRIDE + SCORE_STRIDE;
             for (weight, gradient) in tile.scores[at.clone()].iter_mut().zip(&own.gradients[at]) {
@@ -251,7 +251,7 @@ impl<S: Simd> Column<'_, S> {
         keys: &ColumnKeys,
         own: &mut Own<'_>,
     ) {
-        // SAFETY: the caller guarantees the row block's memory, of which nothing is borrowed.
+        // SAFETY: the caller guarantees the row block's memory, and nothing of it is borrowed.
         let memory = unsafe { self.memory_of(task) };
         let mut sums = ValueSums {
             weights: own.gradients,

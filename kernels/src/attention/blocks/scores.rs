@@ -3,7 +3,7 @@
 //! Each option is a separate pass over the score block, made only if it is set. The whole panels that range rules,
 //! masks and mask functions hide are known before anything is computed: a tile computes the span of keys that are
 //! visible to its rows, if rows are many without the panels inside it that are not. A block without a visible key is
-//! skipped, and one whose keys are all visible to all rows is not masked.
+//! skipped, and a block with all keys visible to all rows is not masked.
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::task::Row;
@@ -33,7 +33,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     pub(crate) fn compute_scores(&mut self, row_block: Range<usize>) -> bool {
         let (options, rows) = (&self.task.call.options, row_block.len());
         let mask = options.mask.map(|Covered { of, cover }| {
-            // SAFETY: the call's mask, whose sizes `CheckedCall` has checked.
+            // SAFETY: the call's mask; `CheckedCall` has checked its sizes.
             (of, unsafe { self.all_columns(Covered { of: &of.view(), cover }, row_block.clone()) })
         });
         let mask = mask.as_ref().map(|(mask, columns)| (*mask, &columns[..]));
@@ -44,7 +44,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         }
         let bias = options.bias.map(|Covered { of, cover }| {
             by_type!(Tensor => Typed, of, |bias| {
-                // SAFETY: the call's bias, whose sizes `CheckedCall` has checked.
+                // SAFETY: the call's bias; `CheckedCall` has checked its sizes.
                 unsafe { self.all_columns(Covered { of: &bias, cover }, row_block.clone()) }
             })
         });

@@ -56,7 +56,7 @@ pub(crate) struct AttentionTask<'t, S> {
     pub(crate) next: Next<'t>,
 }
 
-/// Work after a task, whose memory is prefetched.
+/// Work after a task; its memory is prefetched.
 #[derive(Clone)]
 pub(crate) enum Next<'t> {
     /// No next work, or unknown.
@@ -192,7 +192,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         }
     }
 
-    /// Returns the positions that the keys of the task have of their own.
+    /// Returns the given positions of the task's keys.
     #[inline(always)]
     pub(crate) fn key_positions(&self) -> Option<&'t [i32]> {
         self.call.key_positions(self.set.sequence)
@@ -220,14 +220,13 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         firsts.filter(move |&first| kv.holds(source, first) && may_be_seen(rule, first))
     }
 
-    /// Returns true if the range rules are by positions that the keys have of their own.
+    /// Returns true if the range rules are by given positions of the keys.
     #[inline]
     pub(crate) fn sees_by_positions(&self) -> bool {
         self.key_positions().is_some() && self.call.visible.hides_keys()
     }
 
-    /// Returns the positions that the keys have of their own, and those of them that a row sees, if the range rules are by such
-    /// positions.
+    /// Returns the given positions of the keys, and those that a row sees, if the range rules are by given positions.
     #[inline]
     pub(crate) fn seen_positions(&self, i: usize) -> Option<(&'t [i32], VisiblePositions)> {
         if !self.sees_by_positions() {
@@ -238,8 +237,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         Some((positions, seen))
     }
 
-    /// Returns the positions that the keys have of their own, and those that some row and that every row sees of them, if the
-    /// range rules are by such positions and hidden keys need not be computed.
+    /// Returns the given positions of the keys, and those that some row and that every row sees, if the range rules are by given
+    /// positions and hidden keys need not be computed.
     fn rule_of_positions(&self) -> Option<PositionRule<'t>> {
         let positions = self.key_positions()?;
         if !self.call.visible.hides_keys() || self.outputs.wants_all_keys() {
@@ -349,7 +348,7 @@ fn first_sequence(set: &RowSet<'_>, call: &Call<'_>, tiling: &Tiling) -> Sequenc
     seq
 }
 
-/// Positions that keys have of their own, and those that some row and that every row of a task sees.
+/// Given positions of keys, and those that some row and that every row of a task sees.
 type PositionRule<'t> = (&'t [i32], [VisiblePositions; 2]);
 
 /// Returns true if some row may see a key of the block that starts at key `first`.

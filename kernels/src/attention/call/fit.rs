@@ -1,4 +1,5 @@
-//! Checks that the tensors and lists that a call reads fit together: the only ones, for errors and for unsafe code.
+//! Checks that the tensors and lists that a call reads fit together, for errors and for unsafe code. (`sdpa` has checks of its
+//! tokens and parts in `src/cache/token_form.rs` and `src/inputs/parts.rs`.)
 
 use crate::attention::call::options::{Cover, Covered, Options, Ragged};
 use crate::attention::call::{Call, Sequence};
@@ -73,13 +74,13 @@ impl Call<'_> {
             ),
             None => (
                 [("kv_lens", kv_lens.is_some()), ("ragged", cumulative_keys == Some(true))],
-                "tensors; caches and pages have lengths of their own",
+                "tensors; caches and pages have their own lengths",
             ),
         };
         refused.into_iter().find(|&(_, given)| given).map_or(Ok(()), |(argument, _)| Fault::Needs(needs).of(argument))
     }
 
-    /// Checks that ALiBi slopes and sinks are as many as query heads.
+    /// Checks that each query head has its ALiBi slope and sink, if these are given.
     pub fn head_options_fit(&self) -> Result<(), Misfit> {
         let (Options { alibi, sinks, .. }, heads) = (self.options, self.q.shape()[1]);
         let given = [("alibi slopes", alibi), ("sinks", sinks)];
@@ -94,14 +95,14 @@ impl Call<'_> {
         for (index, &got) in lens.iter().enumerate() {
             let limit = self.keys_of(index).len();
             if got > limit {
-                let (bound, of) = (Bound::AtMost, Some("the keys of that sequence"));
+                let (bound, of) = (Bound::AtMost, "the keys of that sequence");
                 return Fault::Entry { index, got, bound, limit, of }.of("kv_lens");
             }
         }
         Ok(())
     }
 
-    /// Checks that every row and key of each sequence has a position, if rows or keys have positions of their own. Beside lengths
+    /// Checks that every row and key of each sequence has a position, if positions of rows or keys are given. Beside lengths
     /// the list of a sequence may also have one for each row of k.
     pub fn positions_fit(&self) -> Result<(), Misfit> {
         let Options { row_positions, key_positions, .. } = self.options;

@@ -59,13 +59,13 @@ pub struct Sequence {
 }
 
 impl<'a> Call<'a> {
-    /// Positions that the rows of a sequence have of their own.
+    /// Given positions of the rows of a sequence.
     #[inline(always)]
     pub(crate) fn row_positions(&self, sequence: usize) -> Option<&'a [i32]> {
         self.options.row_positions.map(|all| all[sequence])
     }
 
-    /// Positions that the keys of a sequence have of their own, without those of padding.
+    /// Given positions of the keys of a sequence, without those of padding.
     #[inline(always)]
     pub(crate) fn key_positions(&self, sequence: usize) -> Option<&'a [i32]> {
         let positions = self.options.key_positions?[sequence];
@@ -74,8 +74,8 @@ impl<'a> Call<'a> {
 }
 
 impl Call<'_> {
-    /// Returns keys among which are all that the range rules make visible to a row of a sequence: all its keys, if rows or
-    /// keys have positions of their own.
+    /// Returns keys among which are all that the range rules make visible to a row of a sequence: all its keys, if positions of
+    /// rows or keys are given.
     #[inline]
     pub fn keys_of_row(&self, sequence: &Sequence, row: usize) -> VisibleKeys {
         let Sequence { offset, kv_len, .. } = *sequence;
@@ -203,7 +203,7 @@ impl Call<'_> {
     }
 }
 
-/// Sequence whose key blocks are units, or parts of other sequences' units: an entry of the list.
+/// Sequence with key blocks that are units, or parts of other sequences' units: an entry of the list.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SplitSequence {
     /// Index of the sequence in the call.
@@ -223,16 +223,15 @@ pub(crate) struct SplitSequence {
     pub(crate) first_float: usize,
 }
 
-/// Query rows that share a key/value head: some of one sequence's, or all of several sequences' whose keys lie in the same
-/// memory.
+/// Query rows of one key/value head: a range of one sequence's, or all rows of sequences with keys in the same memory.
 ///
 /// The rows of the first sequence come first. Row `r` of a sequence is query row `r % q_len` of the `r / q_len`-th query head
 /// that shares the key/value head.
 #[derive(Debug, Clone)]
 pub(crate) struct RowSet<'t> {
-    /// First sequence, by whose lengths the keys are read.
+    /// First sequence; its lengths say which keys are read.
     pub(crate) sequence: usize,
-    /// Sequences whose rows follow.
+    /// Sequences of the rows that follow.
     pub(crate) others: &'t [SplitSequence],
     pub(crate) kv_head: usize,
     /// Rows of the set, counted over all rows of its sequences.

@@ -22,8 +22,7 @@ pub struct Position {
     /// Key, counted in the sequence.
     pub key: usize,
     /// Position of the row among the keys of its sequence: `row` plus the offset of the call's alignment, or `row` if
-    /// no alignment is named; in prefill as in decoding. It says where the row lies, whatever positions of their own rows
-    /// and keys have.
+    /// no alignment is named; in prefill as in decoding. It says where the row lies, whatever positions rows and keys are given.
     pub position: isize,
     /// Distance from the key to the row, negative for later keys: `position − key`, or the difference of the positions that
     /// `Inputs::row_positions` and `Inputs::key_positions` give.
@@ -52,7 +51,7 @@ impl BlockPosition {
     }
 
     /// Returns the positions of all pairs of a row and a key of the block, row by row. Distances are by order: a mask that
-    /// measures them with positions of their own must answer [`BlockClass::Mixed`].
+    /// measures them with given positions must answer [`BlockClass::Mixed`].
     pub fn pairs(&self) -> impl Iterator<Item = Position> + use<> {
         let Self { batch, head, rows, keys, position } = self.clone();
         rows.enumerate().flat_map(move |(n, row)| {
@@ -112,7 +111,7 @@ pub trait ScoreMod: Send + Sync {
     }
     /// Calls `add(parameter, derivative)` for each parameter that the new score depends on here, any number of times, with the
     /// derivative of the new score in it; `score` is that before the function. Only a backward call with
-    /// [`Gradients::parameters`](crate::Gradients::parameters) asks, for pairs of a row and a key whose gradient is not 0:
+    /// [`Gradients::parameters`](crate::Gradients::parameters) asks, for pairs of a row and a key with a gradient other than 0:
     /// never for hidden ones.
     ///
     /// # Panics

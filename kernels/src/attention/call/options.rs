@@ -21,12 +21,12 @@ pub enum Mask<'a> {
 }
 
 impl<'a> Mask<'a> {
-    /// Creates a mask whose true or nonzero elements mark visible keys.
+    /// Creates a mask: true or nonzero elements mark visible keys.
     pub fn keep(view: impl Into<View<'a, u8>>) -> Self {
         Self::Keep(view.into())
     }
 
-    /// Creates a mask whose true or nonzero elements mark hidden keys.
+    /// Creates a mask: true or nonzero elements mark hidden keys.
     pub fn drop(view: impl Into<View<'a, u8>>) -> Self {
         Self::Drop(view.into())
     }
@@ -54,12 +54,12 @@ impl<'a> Mask<'a> {
 pub struct Ragged<'a> {
     /// Cumulative query lengths, from 0, never decreasing: one entry more than there are sequences.
     pub q: &'a [usize],
-    /// Cumulative key lengths, likewise. `None` for a cache or pages, whose sequences have lengths of their own.
+    /// Cumulative key lengths, likewise. `None` for a cache or pages: their sequences have lengths.
     pub k: Option<&'a [usize]>,
 }
 
-/// Bias or mask, and the keys for which it has columns. Batch, heads and rows of 1 are broadcast; with as many heads as keys and
-/// values have, the query heads that share one of these use its head.
+/// Bias or mask, and the keys for which it has columns. Batch, heads and rows of 1 are broadcast. With a head for each key/value
+/// head, the query heads that share one use its head.
 #[derive(Debug, Clone, Copy)]
 pub struct Covered<T> {
     /// Bias or mask.
@@ -80,8 +80,8 @@ pub enum Cover {
 }
 
 impl Cover {
-    /// Returns the key of a sequence of `kv_len` keys that the first of so many columns is for; below 0 if the sequence has
-    /// fewer keys.
+    /// Returns the key, in a sequence of `kv_len` keys, of the first of `columns` columns; below 0 if the sequence has fewer
+    /// keys.
     #[inline(always)]
     pub(crate) fn first_key(self, columns: usize, kv_len: usize) -> isize {
         if self == Self::LastKeys { kv_len as isize - columns as isize } else { 0 }
@@ -95,7 +95,7 @@ pub struct Options<'a> {
     pub softcap: Option<f32>,
     /// Bias added to the scores; −∞ hides. `[batch, heads, rows, columns]`, of any element type.
     pub bias: Option<Covered<Tensor<'a>>>,
-    /// Number of sequences after which biases and masks with a batch of so many repeat.
+    /// Period: sequence `b` uses entry `b % period` of bias and mask.
     pub period: Option<usize>,
     /// ALiBi slopes, one per query head: −slope·|p − j| is added.
     pub alibi: Option<&'a [f32]>,
@@ -122,7 +122,7 @@ pub struct Options<'a> {
 }
 
 impl Options<'_> {
-    /// Name of the positions that rows or keys have of their own, if they have any.
+    /// Name of the given positions of rows or keys, if there are any.
     #[inline]
     pub fn own_positions(&self) -> Option<&'static str> {
         self.row_positions.map(|_| "row positions").or(self.key_positions.map(|_| "key positions"))

@@ -31,7 +31,7 @@ impl Point {
 /// Every [`Point`], in the order of [`Outputs::points`].
 pub(crate) const POINTS: [Point; 4] = [Point::Raw, Point::Softcapped, Point::Masked, Point::Weights];
 
-/// Running softmax state of rows whose keys come in several calls, not normalised: dense, `[batch, heads, q_len]`, and
+/// Running softmax state of rows with keys that come in several calls, not normalised: dense, `[batch, heads, q_len]`, and
 /// `[batch, heads, q_len, value_dim]` for `out`.
 #[derive(Debug)]
 pub struct State<'a> {
@@ -137,7 +137,7 @@ impl<'a> Outputs<'a> {
         Self { key_weight_sums: Some(sums), twice, ..self }
     }
 
-    /// Checks that every output fits the call, whose inputs fit together.
+    /// Checks that every output fits the call; its inputs fit together.
     #[doc(hidden)] // its error has no name in `sdpa`
     pub fn fits(&self, call: &Call<'_>) -> Result<(), Misfit> {
         if let Some(argument) = self.twice {
@@ -206,16 +206,6 @@ impl<'a> Outputs<'a> {
     pub fn check_for_state(&self) -> Result<(), Misfit> {
         let refuse = |argument| Fault::Needs("a call over all keys, not a state").of(argument);
         self.of_all_keys().map_or(Ok(()), refuse)
-    }
-
-    /// Returns the shape of an output, by its name in messages.
-    #[doc(hidden)] // for `sdpa`
-    pub fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
-        match argument {
-            "out" => self.out.as_ref().map(|out| out.shape()),
-            "lse" => self.lse.as_ref().map(|lse| lse.shape()),
-            _ => self.score_shapes().find(|&(name, _)| name == argument).map(|(_, shape)| shape),
-        }
     }
 
     /// Returns true if log-sum-exps have a second column.

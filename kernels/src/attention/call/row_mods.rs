@@ -27,7 +27,7 @@ pub(crate) fn is_visible(bits: &KeyBits, j: usize) -> bool {
 /// Classes that a mask function gives the panels of a block for one row: a bit for each panel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PanelClasses {
-    /// Panels whose keys are all hidden.
+    /// Panels with hidden keys only.
     pub(crate) hidden: u16,
     /// Panels in which some keys may be hidden. A panel with neither bit is all visible.
     pub(crate) mixed: u16,
@@ -51,7 +51,7 @@ pub(crate) struct RowRun<'a> {
     pub(crate) first: Position,
     /// Position of the row that distances are counted from.
     pub(crate) from: isize,
-    /// Positions that the keys, and any that follow, have of their own; empty if they have none.
+    /// Given positions of the keys, and of any that follow; empty if none are given.
     pub(crate) key_positions: &'a [i32],
 }
 
@@ -82,7 +82,7 @@ pub(crate) trait RowMods<S>: Sync {
     /// Multiplies the gradients of consecutive keys of a row by the score function's derivative at the scores before
     /// it. A gradient of 0 stays 0; others become NaN if there is no derivative.
     fn apply_derivative(&self, s: S, run: RowRun<'_>, scores: &[f32], gradients: &mut [f32]);
-    /// Adds the gradients in the score function's parameters, of which there is a sum for each, that follow from the gradients of
+    /// Adds the gradients in the score function's parameters to the sum of each, as they follow from the gradients of
     /// what the function made of consecutive keys of a row. A gradient of 0 adds nothing.
     fn add_parameters(&self, s: S, run: RowRun<'_>, scores: &[f32], gradients: &[f32], sums: &mut [f64]);
     /// Applies the mask function, which gave these classes, to consecutive keys of a row, at least one, the first of
@@ -137,7 +137,7 @@ impl<A, B: MaskMod, C> Mods<A, B, C> {
         finds
     }
 
-    /// Finds out which of some consecutive keys of a row, whose panels have these classes, the mask function keeps.
+    /// Finds out which of some consecutive keys of a row the mask function keeps; `classes` are those of their panels.
     #[inline(always)]
     fn answer(&self, run: RowRun<'_>, classes: PanelClasses, keep: &mut [bool]) {
         let block = run.first.of_keys(keep.len());

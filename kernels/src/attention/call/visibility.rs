@@ -132,7 +132,7 @@ impl Visible {
         }
     }
 
-    /// Returns true if what a row sees is one range, whose ends move with its position.
+    /// Returns true if what a row sees is one range, with ends that move with its position.
     #[inline]
     pub(crate) fn is_one_range(&self) -> bool {
         self.window.is_none_or(|window| window.keep_first == 0)

@@ -86,7 +86,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         true
     }
 
-    /// Sets the [factor](RowSum::factor) of each of some rows, whose running maxima and sums are whole, and writes their
+    /// Sets the [factor](RowSum::factor) of each of some rows (their running maxima and sums are complete), and writes their
     /// log-sum-exps.
     #[inline(always)]
     fn end_rows(&self, rows: Range<usize>, regions: &Regions<'_>, factors: &mut [(f32, f32)]) {

@@ -26,7 +26,7 @@ impl Sums<'_> {
     fn at(&self, key: usize) -> *mut f32 {
         assert!(key < self.len, "a key outside the sequence");
         let [b, h, first] = self.first;
-        // SAFETY: the sequence's keys are inside the output, whose rows are one element. An address alone: nothing is
+        // SAFETY: the sequence's keys are inside the output; its rows are one element. An address alone: nothing is
         // accessed.
         unsafe { self.output.row(b, h, first + key).0 }
     }
@@ -106,7 +106,7 @@ pub(crate) unsafe fn key_weight_sums<S: Simd>(
     }
     let (rows, step) = (call.rows_of(sequence), bound.tiling.row_block_rows());
     for first in (0..rows).step_by(step) {
-        // Each row block is a task of its own: scratch for copied queries and states holds one task's rows, not the
+        // Each row block is a separate task: scratch for copied queries and states holds one task's rows, not the
         // whole head's.
         let set = RowSet::of(sequence, kv_head, first..rows.min(first + step));
         let task = AttentionTask::reading(bound, set, Next::Nothing);

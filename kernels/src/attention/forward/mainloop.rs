@@ -49,8 +49,8 @@ pub(crate) struct Pass {
     pub(crate) nonfinite: NonFinite,
     /// Block that row blocks may end with: see [`AttentionTask::accumulate`].
     pub(crate) last: Option<usize>,
-    /// True until the first block is done, if nothing is accumulated before it. Row blocks whose outputs it writes whole are
-    /// not cleared before.
+    /// True until the first block is done, if nothing is accumulated before it. Row blocks are not cleared before if it writes
+    /// their outputs whole.
     pub(crate) fresh: bool,
 }
 
@@ -153,7 +153,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     }
 
     /// Accumulates one of the task's key blocks: into what the regions hold of earlier ones, if it is `in_order`, where what is
-    /// not finite stays so until the rows are finished; else by itself.
+    /// not finite stays so until the rows are finished; otherwise alone.
     pub(crate) fn accumulate_block(&self, first: usize, in_order: bool, regions: &mut Regions<'_>) {
         let (queries, block) = (Queries::of(self, regions), core::iter::once(first));
         let running = |nonfinite, fresh| Pass { weights: Weights::Running, nonfinite, last: None, fresh };

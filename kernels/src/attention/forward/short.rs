@@ -1,5 +1,5 @@
 //! Tasks of a few rows and at most one panel of keys, such as texts of a few tokens: computed in registers, without the
-//! loop over key blocks, whose preparations would take several times as long as the arithmetic.
+//! loop over key blocks: its preparations would take several times longer than the arithmetic.
 //!
 //! The sums are those of the loop, in the same order, so a row has the same bits. Whatever the loop does besides (options,
 //! hidden keys, other element types, non-finite values) is left to it.
@@ -15,7 +15,7 @@ use crate::tensor::rows::Rows;
 use crate::tensor::view::View;
 use crate::tensor::view_mut::ViewMut;
 
-/// Tensors of a call whose short tasks are computed in registers: contiguous rows of floats, and no option but sinks.
+/// Tensors of a call with short tasks that are computed in registers: contiguous rows of floats, and no option but sinks.
 #[derive(Clone, Copy)]
 pub(crate) struct ShortCall<'t> {
     q: View<'t>,
@@ -81,7 +81,7 @@ impl<'t> ShortCall<'t> {
         let [q_step, out_step] = [self.q.strides()[2], self.out.strides()[2]];
         for (row, len) in task.stretches(0..n) {
             let ([b, h, l], at) = (row.index(), row.n..row.n + len);
-            // SAFETY: the task's rows are inside q and the output, whose rows have elements.
+            // SAFETY: the task's rows are inside q and the output, and rows have elements.
             let (query, to) = unsafe { (self.q.row(b, h, l).0, self.out.row(b, h, l).0) };
             let places = queries[at.clone()].iter_mut().zip(&mut out[at.clone()]).zip(&mut rows[at]);
             for (k, ((q, out), place)) in places.enumerate() {
@@ -89,7 +89,7 @@ impl<'t> ShortCall<'t> {
                 (*q, *out, *place) = (query.wrapping_offset(q_at), to.wrapping_offset(out_at), row.after(k));
             }
         }
-        // SAFETY: the sequence has these keys and values, in tensors, whose rows have elements.
+        // SAFETY: the sequence has these keys and values, in tensors, and their rows have elements.
         let [k, v] = [self.k, self.v].map(|x| Rows::strided(unsafe { x.row(b, h, first).0 }, x.strides()[2], 1));
         let [head_dim, value_dim] = [task.tiling.head_dim, task.tiling.value_dim];
         // SAFETY: rows of the sizes given, as above; the output's are this worker's alone.
@@ -131,14 +131,14 @@ impl<'t> ShortCall<'t> {
             }
         };
         for row in task.rows(0..n) {
-            // SAFETY: the task's rows are inside q and the output, whose rows have elements. Addresses alone.
+            // SAFETY: the task's rows are inside q and the output, and rows have elements. Addresses alone.
             let (q, out) =
                 unsafe { (self.q.row(row.q_batch, row.head, row.at).0, self.out.row(row.q_batch, row.head, row.at).0) };
             fetch(q, task.tiling.head_dim);
             fetch(out, task.tiling.value_dim);
         }
         for key in key..key + keys {
-            // SAFETY: the sequence has these keys and values, whose rows have elements. Addresses alone.
+            // SAFETY: the sequence has these keys and values, and their rows have elements. Addresses alone.
             let (k, v) = unsafe { (self.k.row(b, h, key).0, self.v.row(b, h, key).0) };
             fetch(k, task.tiling.head_dim);
             fetch(v, task.tiling.value_dim);

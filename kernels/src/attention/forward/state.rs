@@ -14,10 +14,10 @@ pub(crate) enum StateTransfer {
 }
 
 impl StateTransfer {
-    /// Copies numbers of the caller's state, so many elements apart, to scratch, or back.
+    /// Copies numbers of the caller's state, `stride` elements apart, to scratch, or back.
     ///
     /// # Safety
-    /// `state` is readable and writable for as many elements as scratch has, and no other worker accesses them.
+    /// `state` is readable and writable for the number of elements of scratch, and no other worker accesses them.
     unsafe fn copy(self, (state, stride): (*mut f32, isize), scratch: &mut [f32]) {
         // SAFETY: the caller guarantees access to the state; nobody else has the scratch, so they do not overlap.
         unsafe {

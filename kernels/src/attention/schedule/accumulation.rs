@@ -19,7 +19,7 @@ const MOST: usize = 1 << 30;
 pub struct Accumulation {
     /// Number of units.
     pub units: usize,
-    /// Number of floats accumulated by all units together, if each has a part of its own.
+    /// Number of floats accumulated by all units together, if each has a separate part.
     pub floats: usize,
     /// Number of floats accumulated if one worker does all of it: the blocks of a head that have value panels then have one
     /// part together.
@@ -97,7 +97,7 @@ impl Call<'_> {
         Accumulation::of(self, sequences.map(|sequence| SplitSequence::new(self, sequence)))
     }
 
-    /// Returns the sequences that have rows, at most `most_rows` of which share a key/value head.
+    /// Returns the sequences with 1 to `most_rows` rows for a key/value head.
     pub(crate) fn split_sequences(&self, most_rows: usize) -> impl Iterator<Item = usize> {
         (0..self.sequence_count()).filter(move |&sequence| (1..=most_rows).contains(&self.rows_of(sequence)))
     }

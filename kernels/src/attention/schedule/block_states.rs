@@ -1,5 +1,5 @@
-//! States of query rows over each key block by itself, kept until the state over earlier keys is there to fold them into:
-//! split-KV whose blocks lie on several machines.
+//! States of query rows over each single key block, kept until the state over earlier keys is there to fold them into: split-KV
+//! with blocks on several machines.
 
 use crate::attention::call::Sequence;
 use crate::attention::call::checked::CheckedCall;
@@ -61,7 +61,7 @@ impl BlockStates {
     }
 
     /// Folds the states of all blocks, in the order of their keys, into states over earlier keys: maxima, sums, `[batch, heads,
-    /// rows]`, and outputs, `[batch, heads, rows, floats]`, as many floats as [`Self::shape`] says. Together they have the bits of
+    /// rows]`, and outputs, `[batch, heads, rows, floats]`, the floats that [`Self::shape`] says. Together they have the bits of
     /// one pass over all keys.
     ///
     /// # Panics

@@ -92,7 +92,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
         }
     }
 
-    /// Returns how many entries from the unit's on, before entry `end`, are computed together: one, or more all of whose rows see
+    /// Returns how many entries from the unit's on, before entry `end`, are computed together: one, or more if all their rows see
     /// the whole block.
     fn together(&self, unit: Unit, end: usize) -> usize {
         let (call, units, first) = (self.bound.checked.call(), &self.parts.units, self.parts.units.first_key(unit));
@@ -104,10 +104,10 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
         fit.count().max(1)
     }
 
-    /// Accumulates a unit, whose block is held, for all rows of some entries.
+    /// Accumulates a unit for all rows of some entries; its block is held.
     ///
     /// # Safety
-    /// The entries, the first of which is the unit's, share its block, and their parts are this worker's alone.
+    /// The entries share the unit's block (the first entry is the unit's), and their parts are this worker's alone.
     unsafe fn accumulate_rows(&mut self, Step { unit, next }: Step, entries: Range<usize>, mut regions: Regions<'_>) {
         let (parts, tiling) = (self.parts, self.bound.tiling);
         let (first, in_order) = (parts.units.first_key(unit), parts.units.entry(unit.entry).in_order);

@@ -100,8 +100,7 @@ impl<'a> Launch<'a> {
     /// Returns how many short tasks are taken together. Taking is an atomic operation, which waits for all that was
     /// written before, a quarter of such a task's time; and a core's own prefetcher follows tasks in the order of memory.
     fn short_run(&self) -> usize {
-        /// Least number of runs of a call with as many tasks: several for each worker, so that all end at nearly the same
-        /// time.
+        /// Least number of runs, if there are that many tasks: several for each worker, so that all end at nearly the same time.
         const RUNS: usize = 512;
         /// Largest number of tasks of a run: some 20 µs.
         const MOST: usize = 64;

@@ -56,7 +56,7 @@ fn merge_rows<S: Simd>(
 }
 
 /// Merges outputs over other keys into outputs, `[batch, heads, rows, dim]`, by their log-sum-exps, `[batch, heads, rows, 1]`, or
-/// `[.., 2]` with what rounding leaves of them. A side whose log-sum-exp is −∞ counts for nothing, whatever its output holds.
+/// `[.., 2]` with their rounding errors. A side with a log-sum-exp of −∞ counts for nothing, whatever its output holds.
 ///
 /// # Panics
 /// If the shapes do not fit together.
@@ -101,7 +101,7 @@ fn merge_all<S: Simd>(s: S, [mut out, mut lse]: [ViewMut<'_>; 2], [other_out, ot
 
 /// Weights of two rows over different keys, and what comes of their log-sum-exps.
 struct Weights {
-    /// Log-sum-exp over the keys of both, and what its rounding leaves.
+    /// Log-sum-exp over the keys of both, and its rounding error.
     lse: [f32; 2],
     kind: Merge,
 }
@@ -115,12 +115,12 @@ enum Merge {
     Mine,
     /// The other row.
     Other,
-    /// Both, with these weights, whose sum is 1.
+    /// Both, with these weights; their sum is 1.
     Both([f64; 2]),
 }
 
 impl Weights {
-    /// Computes the weights of rows with these log-sum-exps, each with what its rounding leaves, or 0.
+    /// Computes the weights of rows with these log-sum-exps, each with its rounding error, or 0.
     #[inline(always)]
     fn of(mine: [f32; 2], other: [f32; 2]) -> Self {
         let hidden = f32::NEG_INFINITY;

@@ -2,12 +2,12 @@
 
 pub(crate) mod accumulation;
 pub(crate) mod block_states;
-pub(crate) mod costs;
 pub(crate) mod key_blocks;
 pub(crate) mod launch;
 pub(crate) mod merge;
 pub(crate) mod partials;
 mod query_slots;
+mod shared_keys;
 pub(crate) mod split_kv;
 pub(crate) mod split_sequences;
 pub(crate) mod units;

@@ -5,8 +5,8 @@ use crate::attention::scratch::{QueryMemory, Regions};
 use crate::simd::LANES;
 use core::ops::Range;
 
-/// Record of whose queries a worker's memory for queries holds: those of some entries (see `split_sequences.rs`), each head's in a slot of its own, since
-/// units are often a block of every head, then the next block.
+/// Record of the queries in a worker's memory for queries: those of some entries (see `split_sequences.rs`), each head's in a
+/// separate slot, since units are often a block of every head, then the next block.
 pub(crate) struct QuerySlots {
     entries: Range<usize>,
     /// Bit `h` is set if the slot of head `h` is filled.
@@ -26,7 +26,7 @@ impl QuerySlots {
     pub(crate) const NONE: Self = Self { entries: 0..0, filled: 0 };
 
     /// Leaves of the regions' memory for queries the slot of a head for the queries of some entries, and says if it is filled. If
-    /// it is not, the caller fills it. Leaves all the memory, of which nothing is kept, if it has no room for so many slots.
+    /// it is not, the caller fills it. Leaves all the memory, and keeps nothing of it, if it has no room for a slot of each head.
     pub(crate) fn choose_slot(&mut self, entries: Range<usize>, slot: Slot, regions: &mut Regions<'_>) {
         let (memory, state) = self.take(entries, slot, core::mem::take(&mut regions.queries));
         (regions.queries, regions.query_memory) = (memory, state);

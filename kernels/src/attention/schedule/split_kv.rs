@@ -3,7 +3,7 @@
 //!
 //! A unit is one key block of one key/value head, with all the rows that share the head; where several sequences have
 //! the block in common, with those of all of them (`key_blocks.rs`). Its maxima, sums and unnormalised outputs are
-//! written where the merge reads them: into a part of its own, or, where values lie in panels and one run has all units of a
+//! written where the merge reads them: into a separate part, or, where values lie in panels and one run has all units of a
 //! sequence and of those it shares blocks with, into one part for each head, which its blocks are accumulated into in the
 //! order of their keys, as in the fused loop. Units are taken in the order in which their memory lies, in runs, so that the
 //! hardware prefetcher predicts the next reads, also from one unit to the next. The merge takes a head's parts in the order
@@ -43,7 +43,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         }
     }
 
-    /// Merges the units of the task's rows, each of which has a part, and writes the rows.
+    /// Merges the units of the task's rows (each unit has a part), and writes the rows.
     ///
     /// # Safety
     /// As [`Self::merge_parts`].

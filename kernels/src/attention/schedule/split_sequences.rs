@@ -1,4 +1,4 @@
-//! Sequences whose key blocks are divided among workers, in an order in which those with a common prefix are neighbours:
+//! Sequences with key blocks that are divided among workers, in an order that makes those with a common prefix neighbours:
 //! blocks that several sequences share are computed once for all of them.
 
 use crate::attention::call::{Call, SplitSequence};
@@ -216,7 +216,7 @@ fn common_blocks(call: &Call<'_>, a: &SplitSequence, b: &SplitSequence) -> (usiz
     orders.enumerate().find(|(_, order)| order.is_ne()).unwrap_or(most)
 }
 
-/// Number of rows whose parts are merged together: a vector of rows.
+/// Number of rows with parts that are merged together: a vector of rows.
 pub(crate) const MERGED_ROWS: usize = LANES;
 
 /// Returns the number of merges of the parts of `rows` rows; one if there are none.

@@ -76,7 +76,7 @@ impl<'a> Units<'a> {
         &self.entries[..self.entries()][entry]
     }
 
-    /// Returns all rows of some entries, of which there is one at least, that share a key/value head.
+    /// Returns all rows of some entries, at least one, that share a key/value head.
     pub(crate) fn rows_of(&self, entries: Range<usize>, kv_head: usize) -> RowSet<'a> {
         let rows = 0..entries.clone().map(|entry| self.entry(entry).rows).sum();
         RowSet { sequence: self.entry(entries.start).sequence, others: &self.entries[entries][1..], kv_head, rows }
@@ -110,7 +110,7 @@ impl<'a> Units<'a> {
         entry..entry + 1 + others.count()
     }
 
-    /// Returns the offset of the part that a unit is accumulated into among all parts, whose outputs are `width` floats a row.
+    /// Returns the offset of the part that a unit is accumulated into among all parts; their outputs are `width` floats a row.
     ///
     /// # Panics
     /// If the unit is none of the entries'.
@@ -125,7 +125,7 @@ impl<'a> Units<'a> {
 }
 
 impl Units<'_> {
-    /// Number of merges, of which some may have no rows.
+    /// Number of merges; some may have no rows.
     pub(crate) fn merges(&self) -> usize {
         // `SplitSequences::try_fill` has checked that this does not overflow.
         self.entries() * self.heads * merges_of(self.most_rows)
@@ -143,7 +143,7 @@ impl Units<'_> {
     }
 }
 
-/// Rows of an entry and key/value head whose parts are merged together, and the entry.
+/// Rows of an entry and key/value head with parts that are merged together, and the entry.
 pub(crate) struct Merge {
     pub(crate) entry: usize,
     pub(crate) rows: RowSet<'static>,

@@ -1,5 +1,5 @@
-//! Schedule of a call: the list of all its work, in the order in which workers take it from one queue. A worker, an explanation
-//! and a balance read the same list.
+//! Schedule of a call: the list of all its work, in the order in which workers take it from one queue. Workers and
+//! explanations of plans read the same list.
 
 use crate::attention::call::outputs::Outputs;
 use crate::attention::call::{Call, RowSet};
@@ -7,7 +7,7 @@ use crate::attention::schedule::units::Units;
 use crate::attention::scratch::Tiling;
 use core::ops::Range;
 
-/// Work that one worker does by itself.
+/// Work that one worker does alone.
 #[derive(Debug, Clone)]
 pub(crate) enum Work {
     /// Rows of one sequence against all keys they see, into the outputs or the caller's state.
@@ -25,20 +25,20 @@ pub(crate) enum Work {
 pub(crate) struct Schedule<'a> {
     /// Largest number of rows of a task.
     task_rows: usize,
-    /// Number of tasks, of which some may have no rows.
+    /// Number of tasks; some may have no rows.
     task_count: usize,
     /// Key blocks of the sequences with few rows, if these are divided among workers.
     pub(crate) units: Option<Units<'a>>,
     /// Ragged sequences that have tasks.
     listed: Listed,
-    /// Number of sequences and key/value heads whose key weight sums are computed.
+    /// Number of pairs of a sequence and a key/value head with key weight sums to compute.
     sums: usize,
 }
 
 /// Ragged sequences that have tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Listed {
-    /// Those with rows, and at most as many others as there are rows.
+    /// Those with rows, and no more others than there are rows.
     WithRows,
     /// All: a task without rows writes the rows of score outputs beyond its sequence.
     All,
@@ -106,13 +106,13 @@ impl<'a> Schedule<'a> {
         }
     }
 
-    /// Returns the number of parts, of `task_rows` rows at most, of the ragged sequences before `sequence`, whose rows
-    /// end at `ends`. A sequence of `n` rows has ⌊n / task_rows⌋ parts and one more if any row is left, sometimes two; if
-    /// it has no rows, none or one.
+    /// Returns the number of parts, of `task_rows` rows at most, of the ragged sequences before `sequence`; `ends` are the ends
+    /// of their rows. A sequence of `n` rows has ⌊n / task_rows⌋ parts and one more if any row is left, sometimes two; if it has
+    /// no rows, none or one.
     #[inline]
     fn first_part(&self, call: &Call<'_>, ends: &[usize], sequence: usize) -> usize {
         let before = ends[sequence];
-        // At most as many sequences as there are rows before this one have rows.
+        // Of the sequences before this one, no more have rows than there are rows.
         let sequences = if self.listed == Listed::All { sequence } else { sequence.min(before) };
         call.group_size().saturating_mul(before) / self.task_rows + sequences
     }
@@ -129,7 +129,7 @@ impl<'a> Schedule<'a> {
                 // A part belongs to the last sequence that begins at it or before: those before it that begin there have no
                 // rows, for each part of a sequence moves the next.
                 let first_part = |s: usize| self.first_part(call, ragged.q, s);
-                // No more parts are an owner's own than there are whole tasks: with short sequences, nearly each has one, and
+                // An owner has no more parts than there are whole tasks: with short sequences, nearly each has one, and
                 // the owner is near the part's number unless sequences have no rows.
                 let whole = group_size.saturating_mul(call.q.shape()[2]) / task_rows;
                 let (mut low, mut high) = (part.saturating_sub(whole), (ragged.q.len() - 1).min(part + 1));

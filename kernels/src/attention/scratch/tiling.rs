@@ -12,7 +12,7 @@ use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 /// read side by side, would all map to a few sets of the first-level cache.
 pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;
 
-/// Maximum number of rows in a row block: the rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in
+/// Maximum number of rows in a row block: their scores are held at once. 96 rows of 256 scores are 104 KB, in
 /// the second-level cache beside the key block's keys and values.
 pub const MAX_ROW_BLOCK: usize = 96;
 const _: () = assert!(MAX_ROW_BLOCK.is_multiple_of(LANES));
@@ -25,7 +25,7 @@ pub const MAX_TASK: usize = 384;
 const KEY_FLOATS: usize = 64 * 1024;
 /// Number of floats of running output, and of packed queries, held by a task.
 const ROW_FLOATS: usize = 48 * 1024;
-/// Maximum number of rows that share a key/value head whose key blocks are divided among workers.
+/// Maximum number of rows of a key/value head for which its key blocks are divided among workers.
 pub const MAX_SPLIT_ROWS: usize = 128;
 /// Maximum number of floats of such rows' queries in one task: 128 heads of multi-head latent attention, of 576
 /// elements, in whole tiles.
@@ -123,7 +123,7 @@ impl Tiling {
         self.task_rows
     }
 
-    /// Largest number of rows of a row block, whose scores are computed together. Row blocks of one task do not share a vector
+    /// Largest number of rows of a row block; their scores are computed together. Row blocks of one task do not share a vector
     /// of row states, as [`MAX_ROW_BLOCK`] is whole vectors.
     pub fn row_block_rows(&self) -> usize {
         self.task_rows.min(MAX_ROW_BLOCK)

@@ -122,7 +122,7 @@ impl Sizes {
         Self { rows, ..self }
     }
 
-    /// Returns the number of floats of a block, whose bytes were counted when the sizes were chosen.
+    /// Returns the number of floats of a block; its bytes were counted when the sizes were chosen.
     pub(super) fn floats(self) -> usize {
         self.bytes().expect("counted when the sizes were chosen") / size_of::<f32>()
     }
@@ -197,7 +197,7 @@ impl Sizes {
         Some(Packed { rows, memory: AlignedBuf::try_new(self.with_rows(rows).floats())? })
     }
 
-    /// Copies the keys and values of a block to a block of another size, as many as fit.
+    /// Copies the keys and values of a block to a block of another size: those that fit.
     pub(super) fn copy_keys(self, from: &Packed, to: &mut Packed) {
         let [old, new] = [from.rows, to.rows].map(|rows| self.with_rows(rows));
         let (from, to) = (from.memory.elements::<u8>(), to.memory.elements_mut::<u8>());

@@ -94,15 +94,15 @@ impl Cache {
     /// Empties the cache and sets another format. The scratch for appending bytes is not allocated yet.
     ///
     /// # Panics
-    /// For int8 and int4, if keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM). If there are not as many
-    /// scales as channels, or the cache is latent and channels have scales.
+    /// For int8 and int4, if keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM). If there is not one scale for
+    /// each channel, or the cache is latent and channels have scales.
     #[must_use]
     pub fn with_format(self, format: CacheFormat<'_>) -> Self {
         let emptied = self.emptied();
         Self { store: emptied.store.with_format(format), ..emptied }
     }
 
-    /// Empties the cache and stores its keys as values, whose first columns are the values.
+    /// Empties the cache and stores its keys as values: the first columns of keys are the values.
     ///
     /// # Panics
     /// If values are longer than keys, or the channels of keys have scales.

@@ -38,7 +38,7 @@ impl PackedPool {
     ///
     /// # Panics
     /// If a page does not have whole panels, or a length is 0; for int8 and int4, if keys are longer than
-    /// [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or, for int8, there are not as many scales as channels.
+    /// [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or, for int8, there is not one scale for each channel.
     pub fn new(
         [pages, page_size]: [usize; 2],
         kv_heads: usize,
@@ -88,9 +88,9 @@ impl PackedPool {
         self.memory.bytes()
     }
 
-    /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to sequences of a table, whose lengths count them
-    /// already: they are the last tokens of each sequence. Appends nothing if the table does not fit, or if `contents`,
-    /// which is called next, refuses the elements.
+    /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to sequences of a table; its lengths count them already: they
+    /// are the last tokens of each sequence. Appends nothing if the table does not fit, or if `contents`, which is called next,
+    /// refuses the elements.
     ///
     /// # Errors
     /// [`PageError`] if the table does not fit the pool, a sequence has fewer keys than new tokens, or two would append to

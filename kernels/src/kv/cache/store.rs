@@ -40,7 +40,7 @@ pub(super) struct Store {
 /// State and scratch for appending bytes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Int8 {
-    /// Scales of the keys' channels, `[kv_heads][head_dim]`, if keys have none of their own.
+    /// Scales of the keys' channels, `[kv_heads][head_dim]`, if keys have no scales.
     pub(super) channels: Option<Box<[f32]>>,
     /// Scratch of a row: widened, in whole vectors; then a key and a value as bytes. Empty until it is reserved.
     pub(super) row: Vec<f32>,
@@ -67,8 +67,8 @@ impl Store {
     /// Sets the format, without scratch yet.
     ///
     /// # Panics
-    /// For int8 and int4, if keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM). If there are not as many
-    /// scales as channels, or keys are latent and their channels have scales.
+    /// For int8 and int4, if keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM). If there is not one scale for
+    /// each channel, or keys are latent and their channels have scales.
     pub(super) fn with_format(self, format: CacheFormat<'_>) -> Self {
         let Sizes { key_order, kv_heads, head_dim, .. } = self.sizes;
         assert!(head_dim <= MAX_HEAD_DIM || format.dtype().is_some(), "keys are too long for integers");

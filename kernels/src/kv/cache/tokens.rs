@@ -27,7 +27,7 @@ pub enum TokenPart {
     /// Elements of the key. In an int4 cache the bytes that hold them: byte `i` of a block of 32 has elements `i` and
     /// `16 + i`.
     Key,
-    /// Scale of the key, an `f32`, in an int8 cache whose keys have scales. In an int4 cache the `f16` numbers of the
+    /// Scale of the key, an `f32`, in an int8 cache with scales of keys. In an int4 cache the `f16` numbers of the
     /// key's blocks: a scale each, and a centre if the cache has centres.
     KeyScale,
     /// Elements of the value; none in a latent cache, where they are part of the key, and scaled with it.
@@ -67,7 +67,7 @@ impl Sizes {
         }
     }
 
-    /// Returns the part in whose place a part is stored: latent keys lie where the values of other caches do.
+    /// Returns the part that gives a part its place: latent keys lie where the values of other caches do.
     fn stored_as(self, part: TokenPart) -> TokenPart {
         match (self.key_order, part) {
             (KeyOrder::Latent, TokenPart::Key) => TokenPart::Value,
@@ -190,7 +190,7 @@ impl Cache {
         sizes.write_token(part, [head, token % KEY_BLOCK], from, bytes_mut(block));
     }
 
-    /// Returns true if a sequence of this cache could have `len` keys, of which `evicted` were evicted.
+    /// Returns true if a sequence of this cache could have `len` keys, those in `evicted` evicted.
     pub fn could_have(&self, len: usize, evicted: &Range<usize>) -> bool {
         if evicted == &(0..0) {
             return true;
@@ -202,7 +202,7 @@ impl Cache {
         whole && starts && seen && len <= isize::MAX as usize
     }
 
-    /// Makes an empty sequence one of `len` keys, of which `evicted` were evicted; the others must then be written.
+    /// Makes an empty sequence one of `len` keys, those in `evicted` evicted; the others must then be written.
     /// Returns false, and changes nothing, if there is no memory for them.
     ///
     /// # Panics
@@ -264,7 +264,7 @@ impl Cache {
         true
     }
 
-    /// Copies a token of a sequence over another one, whose block is not shared.
+    /// Copies a token of a sequence over another one in a block that is not shared.
     fn move_token(&mut self, sequence: usize, at @ [to, from]: [usize; 2]) {
         let (rows, blocks) = (at.map(|at| at % KEY_BLOCK), &mut self.blocks[sequence]);
         if to / KEY_BLOCK == from / KEY_BLOCK {

@@ -21,7 +21,7 @@ pub(super) struct NewRows<'a> {
     /// First row in the block.
     pub(super) row: usize,
     pub(super) k: Tensor<'a>,
-    /// Values; `None` leaves those of the block as they are. Latent keys have none of their own.
+    /// Values; `None` leaves those of the block as they are. Latent keys have no separate values.
     pub(super) v: Option<Tensor<'a>>,
     /// Batch and rows in the tensors.
     pub(super) b: usize,
@@ -49,7 +49,7 @@ impl NewRows<'_> {
             };
             let (key, value) = match sizes.key_order {
                 KeyOrder::Packed => (Some(source(k, head_dim)), v.map(|v| source(v, value_dim))),
-                // The row that is stored as a value is the key, of which there is no other.
+                // The row that is stored as a value is the key; there is no other copy.
                 KeyOrder::Latent => (None, Some(source(k, head_dim))),
             };
             let mut head = Head { sizes, parts: sizes.parts(h), first, n: rows.len(), block, isa };
@@ -145,7 +145,7 @@ impl Head<'_> {
             let (rows, left) = (key.from(before, 0), [key.n - before; 2]);
             let places = part_mut(self.block, self.parts.keys.clone());
             let places = &mut places[self.sizes.key(self.first + before, 0)..];
-            // SAFETY: so many rows are left, of `dim` elements.
+            // SAFETY: `left` rows are left, of `dim` elements.
             dispatch!(self.isa, |s| unsafe { pack::pack_keys(s, rows, left, key.dim, places) });
         }
     }

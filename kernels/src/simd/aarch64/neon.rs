@@ -1,5 +1,5 @@
 //! NEON of AArch64: four registers are one vector, two of them its half. Dot products of bytes, and of bfloat16 pairs, take
-//! instructions of their own where the machine has these.
+//! special instructions where the machine has these.
 
 use super::neon_vector::{BF16, DOT, NOTHING, NeonToken, QUAD, ROWS};
 use crate::simd::numbers::Constant;
@@ -100,7 +100,7 @@ unsafe fn narrow_bf16(wide: float32x4_t) -> uint16x4_t {
     }
 }
 
-// SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen
+// SAFETY: made by `Isa`, and by `Self` with more features, where those are detected; loads and stores touch sixteen
 // elements.
 unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
     type Half = NeonToken<2, NOTHING>;
@@ -224,7 +224,7 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
 
     #[inline(always)]
     fn bits_at_least(self, words: [&[u64; LANES / 2]; 4], least: u32) -> [u16; 2] {
-        // SAFETY: `self` proves the feature; a word is sixteen halves, of which every fourth is the lower one of an even lane.
+        // SAFETY: `self` proves the feature; a word is sixteen halves; every fourth is the lower one of an even lane.
         unsafe {
             let (least, mut even, mut odd) = (vdupq_n_u32(least), vdupq_n_u32(0), vdupq_n_u32(0));
             for (t, word) in words.into_iter().enumerate() {
@@ -341,7 +341,7 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
     }
 }
 
-/// Transposes a square of four: element `i` of row `r` becomes element `r` of row `i` of `out`, whose rows are sixteen apart.
+/// Transposes a square of four: element `i` of row `r` becomes element `r` of row `i` of `out`. Its rows are sixteen apart.
 ///
 /// # Safety
 /// The machine has NEON; four floats of each row of `out` are writable.

@@ -1,4 +1,5 @@
-//! Dot products of NEON: of bytes by `sdot` where the machine has it, else by widening products, and of bfloat16 pairs by `bfdot`.
+//! Dot products of NEON: of bytes by `sdot` where the machine has it, otherwise by widening products, and of bfloat16 pairs by
+//! `bfdot`.
 
 use super::neon::{F32x16, NeonBf16};
 use super::neon_vector::{DOT, NeonToken, QUAD};
@@ -77,7 +78,7 @@ pub(crate) struct NibbleColumns {
     offsets: [int32x4_t; 4],
 }
 
-// SAFETY: made where the features are detected; loads and stores touch sixteen elements, or four times as many bytes.
+// SAFETY: made where the features are detected; loads and stores touch sixteen elements, or 64 bytes.
 unsafe impl<const EXTRA: u8> Int8Dot for NeonToken<4, EXTRA> {
     // 4 × 4 sums, 8 keys of four bits, 2 queries: 26 of 32 registers.
     const INT8_DOT_ROWS: usize = 4;

@@ -6,7 +6,7 @@ use core::arch::aarch64::*;
 use core::arch::asm;
 use core::sync::atomic::{Ordering, compiler_fence};
 
-/// Proof that this machine has NEON and the extension that `EXTRA` names, for vectors of so many registers.
+/// Proof that this machine has NEON and the extension that `EXTRA` names, for vectors of `REGISTERS` registers.
 /// [`Neon::detect`](super::neon::Neon::detect) makes it for whole vectors, and these that of their half.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NeonToken<const REGISTERS: usize, const EXTRA: u8>(());
@@ -15,7 +15,7 @@ pub(super) const NOTHING: u8 = 0;
 pub(super) const DOT: u8 = 1;
 pub(super) const BF16: u8 = 2;
 
-/// Number of rows whose elements and sums registers hold at once.
+/// Number of rows with elements and sums in registers at once.
 pub(super) const ROWS: usize = 6;
 
 /// Number of lanes of a register.
@@ -31,7 +31,7 @@ impl<const REGISTERS: usize, const EXTRA: u8> NeonToken<REGISTERS, EXTRA> {
         Self(())
     }
 
-    /// Makes a vector of its registers. It is a value of its own, never a changed argument: with rustc 1.95, where `fma(p, x, x)`
+    /// Makes a vector of its registers. It is a new value, never a changed argument: with rustc 1.95, where `fma(p, x, x)`
     /// wrote to its last argument, the softcap went on with a changed `x`.
     #[inline(always)]
     pub(super) fn each(self, mut f: impl FnMut(usize) -> float32x4_t) -> [float32x4_t; REGISTERS] {
@@ -88,8 +88,8 @@ unsafe fn add_element<const E: i32, const MR: usize, const NV: usize, const REGI
     }
 }
 
-// SAFETY: made by `Isa`, and by itself, where NEON is detected; loads and stores touch four elements for each register, of
-// which there are four or two.
+// SAFETY: made by `Isa`, and by `Self`, where NEON is detected; loads and stores touch four elements for each of the `REGISTERS`
+// (four or two).
 unsafe impl<const REGISTERS: usize, const EXTRA: u8> Vector for NeonToken<REGISTERS, EXTRA> {
     type V = [float32x4_t; REGISTERS];
     const LANES: usize = {
@@ -163,8 +163,8 @@ unsafe impl<const REGISTERS: usize, const EXTRA: u8> Vector for NeonToken<REGIST
         self.each(|i| unsafe { vfmaq_f32(c[i], a[i], b[i]) })
     }
 
-    /// As the trait says. One load has four elements of a row, of which the products take one each: no element is repeated in
-    /// a register of its own.
+    /// As the trait says. One load has four elements of a row, and each product takes one of them: no register repeats an
+    /// element.
     #[inline(always)]
     unsafe fn add_four_terms<const MR: usize, const NV: usize>(
         self,
@@ -190,7 +190,7 @@ unsafe impl<const REGISTERS: usize, const EXTRA: u8> Vector for NeonToken<REGIST
                 add_element::<3, _, _, _>(&fours, columns, first, sums);
             }
             if MR > ROWS {
-                // Later rows load the columns again: registers do not hold them beside so many sums.
+                // Later rows load the columns again: registers do not hold them beside the sums of more than `ROWS` rows.
                 compiler_fence(Ordering::SeqCst);
             }
         }

@@ -98,13 +98,13 @@ unsafe impl Vector for Portable {
 
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Quad {
-        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
+        // SAFETY: the caller guarantees sixteen readable elements at `p`; each half loads eight.
         unsafe { whole(PortableHalf.load_bf16(p), PortableHalf.load_bf16(p.add(8))) }
     }
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Quad {
-        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
+        // SAFETY: the caller guarantees sixteen readable elements at `p`; each half loads eight.
         unsafe { whole(PortableHalf.load_f16(p), PortableHalf.load_f16(p.add(8))) }
     }
 
@@ -147,7 +147,7 @@ unsafe impl Simd for Portable {
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
-        // A function of its own, as it is for other instruction sets: it takes the compiler less time than one large one.
+        // A separate function, as for other instruction sets: it takes the compiler less time than one large one.
         #[inline(never)]
         fn inner<R>(f: impl FnOnce() -> R) -> R {
             f()
@@ -271,7 +271,7 @@ unsafe impl Simd for Portable {
     }
 }
 
-/// Transposes a square of four: element `i` of row `r` becomes element `r` of row `i` of `out`, whose rows are sixteen apart.
+/// Transposes a square of four: element `i` of row `r` becomes element `r` of row `i` of `out`. Its rows are sixteen apart.
 ///
 /// # Safety
 /// The rows are readable for four floats, which need not be aligned, and so are those of `out` writable.

@@ -1,5 +1,5 @@
-//! AVX2 with FMA and F16C: two registers are one vector. Dot products of bytes take instructions of their own where the machine
-//! has these, and AVX2's where not.
+//! AVX2 with FMA and F16C: two registers are one vector. Dot products of bytes take special instructions where the machine has
+//! these, and AVX2's where not.
 
 use super::avx2_half::{Avx2Half, max8, sum8};
 use crate::simd::numbers::Constant;
@@ -40,8 +40,8 @@ impl<const EXTRA: u8> Avx2Token<EXTRA> {
 /// Pair of registers: the low eight lanes, then the high eight.
 pub(crate) type F32x16 = [__m256; 2];
 
-/// Returns `a·b + c`, with `c` as an operand in memory: the compiler would load it into a register, of which there are too
-/// few, and softmax waits for the number of its instructions.
+/// Returns `a·b + c`, with `c` as an operand in memory: the compiler would load it into a register, but registers are scarce, and
+/// the number of instructions bounds softmax.
 #[target_feature(enable = "fma")]
 #[inline]
 fn fma_in_memory(mut a: __m256, b: __m256, c: &'static Constant) -> __m256 {
@@ -129,14 +129,14 @@ unsafe impl<const EXTRA: u8> Vector for Avx2Token<EXTRA> {
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> F32x16 {
         let half = self.eight();
-        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
+        // SAFETY: the caller guarantees sixteen readable elements at `p`; each half loads eight.
         unsafe { [half.load_bf16(p), half.load_bf16(p.add(8))] }
     }
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> F32x16 {
         let half = self.eight();
-        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
+        // SAFETY: the caller guarantees sixteen readable elements at `p`; each half loads eight.
         unsafe { [half.load_f16(p), half.load_f16(p.add(8))] }
     }
 

@@ -56,8 +56,8 @@ const _: () = assert!(Avx2::TILE_ROWS == Avx512::TILE_ROWS);
 
 /// Closure compiled for AVX-512.
 ///
-/// Methods of the closure, not functions of this file: the compiler generates code in units that follow the module of
-/// the type whose method it is, and works on several units at once.
+/// Methods of the closure, not functions of this file: the compiler generates code in units that follow the module of the
+/// method's type, and works on several units at once.
 trait Compiled<R>: FnOnce() -> R + Sized {
     /// # Safety
     /// The machine has AVX-512F.
@@ -81,7 +81,7 @@ trait Compiled<R>: FnOnce() -> R + Sized {
 
 impl<R, F: FnOnce() -> R> Compiled<R> for F {}
 
-// SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen
+// SAFETY: made by `Isa`, and by `Self` with more features, where those are detected; loads and stores touch sixteen
 // elements.
 unsafe impl<const EXTRA: u8> Vector for Avx512Token<EXTRA> {
     type V = __m512;
@@ -145,13 +145,13 @@ unsafe impl<const EXTRA: u8> Vector for Avx512Token<EXTRA> {
     }
 }
 
-// SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen
+// SAFETY: made by `Isa`, and by `Self` with more features, where those are detected; loads and stores touch sixteen
 // elements.
 unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     type Half = Avx2Half;
 
     // 6 × 4 accumulators, 4 loads, 1 broadcast: 29 of 32 registers, and 24 independent chains, which covers the
-    // 4-cycle FMA latency six times over. In dot products, 6 × 2 of two chains each: as many.
+    // 4-cycle FMA latency six times over. In dot products, 6 × 2 of two chains each: 24, too.
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 4;
     const DOT_VECS: usize = 2;

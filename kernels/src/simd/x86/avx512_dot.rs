@@ -4,7 +4,7 @@ use super::avx512::{Avx512Bf16, Avx512Vnni};
 use crate::simd::{Bf16Dot, Bf16x2, Half, Int8Dot, LANES, Query4, Words4};
 use core::arch::x86_64::*;
 
-// SAFETY: made where the feature is detected; loads and stores touch sixteen elements, or four times as many bytes.
+// SAFETY: made where the feature is detected; loads and stores touch sixteen elements, or 64 bytes.
 unsafe impl Int8Dot for Avx512Vnni {
     // 6 × 4 sums, 4 keys, 1 broadcast, the constant that flips signs: 30 of 32 registers.
     const INT8_DOT_ROWS: usize = 6;
@@ -137,7 +137,7 @@ const ZIP: [u16; 32] = {
     at
 };
 
-// SAFETY: made where the feature is detected; loads and stores touch sixteen elements, or four times as many bytes.
+// SAFETY: made where the feature is detected; loads and stores touch sixteen elements, or 64 bytes.
 unsafe impl Bf16Dot for Avx512Bf16 {
     type P = __m512bh;
     type Pair = __m512bh;

@@ -56,7 +56,7 @@ fn with_positions(
         }
         2 => {
             recorder.say("ALiBi");
-            layer.alibi(alibi_slopes(sizes.heads)).expect("as many as heads")
+            layer.alibi(alibi_slopes(sizes.heads)).expect("one for each head")
         }
         _ => layer,
     }

@@ -1,4 +1,4 @@
-//! 1 and 2: models whose files do not fit, or are none.
+//! 1 and 2: models with files that do not fit, or are none.
 
 use crate::mistake::{Mistake, mistake, outcome};
 use safetensors::tensor::{Dtype, TensorView};

@@ -96,7 +96,7 @@ impl Pair {
     fn check_tokens(&self, rng: &mut Rng, history: &str) {
         let none = View::<f32>::bhld(&[], [self.model.len(), 0, 0, 1]).expect("nothing");
         let inputs = Inputs::cached(none, &self.cache);
-        let all = inputs.key_values().expect("as many values as keys");
+        let all = inputs.key_values().expect("a value for each key");
         for (b, sequence) in self.model.iter().enumerate() {
             let (h, len) = (rng.below(self.kv_heads), self.len(b));
             let at = |j| [b, h, j, 0];

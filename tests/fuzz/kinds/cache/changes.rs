@@ -1,4 +1,4 @@
-//! Changes of more than one sequence, or of which tokens and places there are.
+//! Changes of more than one sequence, or of the tokens and places that there are.
 
 use super::{Pair, Sequence};
 use crate::fuzzer::array::Array;
@@ -12,7 +12,7 @@ impl Pair {
         Sequence { kv, fresh: 0, gone: 0, removed: false }
     }
 
-    /// Adds a sequence: at the lowest free place, else at the end.
+    /// Adds a sequence: at the lowest free place, otherwise at the end.
     pub(super) fn add(&mut self, history: &mut String) {
         let place = self.model.iter().position(|sequence| sequence.removed).unwrap_or(self.model.len());
         history.push_str(&format!(" add {place}"));

@@ -4,7 +4,7 @@ use crate::attention::call::mods::{BlockClass, BlockPosition, MaskError, MaskMod
 use core::ops::Range;
 use std::collections::BTreeMap;
 
-/// Mask of documents packed into one sequence: a row sees the keys of its own document.
+/// Mask of documents packed into one sequence: a row sees the keys of its document.
 ///
 /// A row belongs to the document of the key at its position ([`Position::position`]: name the call's alignment where
 /// rows and keys differ in number). Keys after the described ones belong to one more document, without an end; a row at
@@ -16,20 +16,20 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Documents {
     /// Stretches of keys of one document each, none of them empty, from the first key on.
-    stretches: Vec<Stretch>,
+    stretches: Vec<DocumentKeys>,
     /// Number of the stretch of every `1 << shift`th key.
     index: Vec<usize>,
     shift: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stretch {
+struct DocumentKeys {
     document: usize,
     /// One past its last key.
     end: usize,
 }
 
-impl Stretch {
+impl DocumentKeys {
     /// All keys after the described ones.
     const BEHIND: Self = Self { document: usize::MAX, end: usize::MAX };
 }
@@ -47,7 +47,7 @@ impl Documents {
                 return Err(MaskError::Ends { document, end, previous });
             }
             if end > previous {
-                stretches.push(Stretch { document, end });
+                stretches.push(DocumentKeys { document, end });
             }
             previous = end;
         }
@@ -61,13 +61,13 @@ impl Documents {
         for ids in ids.chunk_by(|a, b| a == b) {
             let next = numbers.len();
             end += ids.len();
-            stretches.push(Stretch { document: *numbers.entry(&ids[0]).or_insert(next), end });
+            stretches.push(DocumentKeys { document: *numbers.entry(&ids[0]).or_insert(next), end });
         }
         Self::of(stretches)
     }
 
     /// Creates the mask with an index of a few entries a stretch.
-    fn of(stretches: Vec<Stretch>) -> Self {
+    fn of(stretches: Vec<DocumentKeys>) -> Self {
         let Some(last) = stretches.last().map(|stretch| stretch.end - 1) else {
             return Self { stretches, index: Vec::new(), shift: 0 };
         };
@@ -91,8 +91,8 @@ impl Documents {
     }
 
     #[inline(always)]
-    fn stretch(&self, number: usize) -> Stretch {
-        self.stretches.get(number).copied().unwrap_or(Stretch::BEHIND)
+    fn stretch(&self, number: usize) -> DocumentKeys {
+        self.stretches.get(number).copied().unwrap_or(DocumentKeys::BEHIND)
     }
 
     #[inline(always)]
@@ -104,7 +104,7 @@ impl Documents {
     fn documents(&self, keys: Range<usize>) -> impl Iterator<Item = usize> {
         let (mut number, mut next) = (self.number(keys.start), keys.start);
         core::iter::from_fn(move || {
-            let Stretch { document, end } = self.stretch(number);
+            let DocumentKeys { document, end } = self.stretch(number);
             let found = next < keys.end;
             (number, next) = (number + 1, end);
             found.then_some(document)

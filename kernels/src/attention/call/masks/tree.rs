@@ -13,9 +13,9 @@ use crate::attention::call::mods::{BlockClass, BlockPosition, CallFacts, MaskErr
 /// tree, memory is 24 bytes a token, and a pair takes constant time.
 ///
 /// On its path a token is at `committed` + its depth, but its row stands at the position of its key, often further on.
-/// So a call with a tree and a window or ALiBi must give its rows and keys positions of their own, which for drafted tokens
-/// are [`Tree::positions`], and for committed keys by default their indices; without, it is refused. Keys and queries
-/// that are rotated by position must be rotated for these.
+/// So a call with a tree and a window or ALiBi must give positions of its rows and keys: for drafted tokens [`Tree::positions`],
+/// for committed keys by default their indices. Without them it is refused. Keys and queries that are rotated by position must be
+/// rotated for these.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
     committed: usize,

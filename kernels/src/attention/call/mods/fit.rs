@@ -9,7 +9,7 @@ pub struct CallFacts {
     /// Number of sequences: each [`Position::batch`](crate::Position::batch) of the call is less.
     pub sequences: usize,
     /// Name of an option that measures the distance from a row's position to a key, `window` or `alibi`, if one is set and
-    /// not both rows and keys have positions of their own.
+    /// positions are not given for both rows and keys.
     pub distance: Option<&'static str>,
 }
 
@@ -52,7 +52,7 @@ pub enum MaskError {
         /// Option that measures distances: `window` or `alibi`.
         option: &'static str,
     },
-    /// A row lies behind a tree of drafted tokens, of which it has none: it would not see its own key.
+    /// A row lies behind a tree of drafted tokens, which has no token for it: it would not see its own key.
     Behind {
         /// Sequence of the call.
         sequence: usize,
@@ -87,7 +87,7 @@ impl fmt::Display for MaskError {
             ),
             Self::Distance { option } => write!(
                 f,
-                "{option}: does not go with a tree of drafted tokens unless rows and keys have positions of their own: it \
+                "{option}: does not go with a tree of drafted tokens unless rows and keys are given positions: it \
                  measures the distance from a row to a key, and rows of a tree stand where they lie in the draft, not where \
                  they lie on their path (`Tree::positions`)"
             ),
