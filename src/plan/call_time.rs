@@ -39,12 +39,12 @@ impl CallTime<'_> {
         }
         let all = call.options.own_positions().is_some() || self.outputs.points.iter().any(Option::is_some);
         let last = offset.saturating_add_unsigned(q_len - 1);
-        let [kept, others] = if all { [0..0, 0..kv_len] } else { call.visible.key_ranges(offset, last, kv_len) };
+        let keys = if all { kv_len } else { call.visible.keys_of_rows(offset, last, kv_len).count() };
         let shared = |tensors: [Tensor<'_>; 2]| tensors.iter().all(|x| x.strides()[0] == 0);
         let shared = call.options.ragged.is_none() && call.kv.tensors().is_some_and(shared);
         let readers = if shared { call.sequence_count() as f64 } else { 1.0 };
         let flops = 2.0 * q_len as f64 * shape.heads as f64 * (shape.head_dim + shape.value_dim) as f64;
         let bytes = shape.kv_heads as f64 * call.kv.token_bytes() as f64;
-        (kept.len() + others.len()) as f64 * flops.max(FLOPS_PER_BYTE * bytes / readers)
+        keys as f64 * flops.max(FLOPS_PER_BYTE * bytes / readers)
     }
 }

@@ -6,3 +6,6 @@ pub(crate) mod call;
 pub(crate) mod forward;
 pub(crate) mod schedule;
 pub(crate) mod steps;
+
+#[cfg(test)]
+mod listed_tests;

@@ -88,10 +88,10 @@ pub(crate) fn behind_scales<S: Simd>(task: &AttentionTask<'_, S>, scales: *const
 
 /// Adds the first keys of a block, if there are any.
 fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut PrefetchQueue) {
-    let len = task.seq.kv_len.saturating_sub(first).min(FIRST);
-    if len == 0 || !task.call.kv.holds(task.seq.source, first) {
+    if !task.holds(first) {
         return;
     }
+    let len = FIRST.min(task.seq.kv_len - first);
     let (at, table) = (task.index_of_key(first), &mut Table::new());
     // SAFETY: `len` keys from `first` on exist, and their block is held.
     match unsafe { task.call.kv.keys(at, len, table) } {
@@ -105,17 +105,15 @@ fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch:
 
 /// Adds a block's keys and values.
 fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut PrefetchQueue) {
-    let at = task.index_of_key(first);
-    let len = KEY_BLOCK.min(task.seq.kv_len.saturating_sub(first));
     let (d, kv) = (task.tiling.head_dim, &task.call.kv);
     // Pages are not prefetched: their rows are many short stretches.
-    if len == 0 || !kv.holds(at[0], first) || kv.is_paged() {
+    if !task.holds(first) || kv.is_paged() {
         return;
     }
-    let table = &mut Table::new();
+    let (at, len, table) = (task.index_of_key(first), KEY_BLOCK.min(task.seq.kv_len - first), &mut Table::new());
     // SAFETY: key `first` exists, and its block is held.
     let (keys, values) = unsafe { (kv.keys(at, len, table), kv.values(at, len, table)) };
-    let needed = task.keys_in_block(first, len);
+    let needed = task.set.blocks.keys_in(first, len);
     // SAFETY: the block has these rows.
     let part = |rows: AnyRows| unsafe { rows.rows_from(needed.start.min(len - 1)) };
     match keys {

@@ -1,11 +1,9 @@
-//! What split-KV of a call would accumulate and read, for plans; and which key blocks its sequences see.
+//! What split-KV of a call would accumulate and read, for plans; and which sequences may share key blocks.
 
-use crate::attention::call::visibility::least_and_most;
 use crate::attention::call::{Call, Sequence};
 use crate::attention::schedule::partials::Partials;
 use crate::attention::schedule::split_sequences::part_floats;
 use crate::simd::LANES;
-use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
 /// Amount of data that the units of a call accumulate under split-KV, and of keys that they read for it. Each number is
@@ -67,28 +65,17 @@ impl Call<'_> {
     /// Returns what a sequence that has rows accumulates if it is split.
     fn accumulation_of(&self, sequence: usize) -> Accumulation {
         let (rows, heads, [_, value_dim]) = (self.rows_of(sequence), self.kv.kv_heads(), self.kv.dims());
-        let units = heads.saturating_mul(self.visible_blocks(sequence).len());
+        let blocks = self.blocks(sequence, 0..rows);
+        let units = heads.saturating_mul(blocks.len());
         let part = part_floats(rows, value_dim.next_multiple_of(LANES));
         let parts_of_one = if self.kv.has_value_panels() { units.min(heads) } else { units };
         Accumulation {
             units,
             floats: units.saturating_mul(part),
             floats_of_one: parts_of_one.saturating_mul(part),
-            keys: heads.saturating_mul(self.visible_keys(sequence).len()),
+            keys: heads.saturating_mul(blocks.keys()),
             sequences: 1,
         }
-    }
-
-    /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
-    fn visible_keys(&self, sequence: usize) -> Range<usize> {
-        let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
-        let (first, last) = match self.row_positions(sequence).map(least_and_most) {
-            _ if self.rows_of(sequence) == 0 => return 0..0,
-            _ if !self.visible.hides_keys() || self.options.key_positions.is_some() => return 0..kv_len,
-            Some([least, most]) => (least as isize, most as isize),
-            None => (offset, offset.saturating_add_unsigned(q_len - 1)),
-        };
-        self.visible.key_range(first, last, kv_len)
     }
 
     /// Returns true if every row of a sequence sees all of these keys by its length and the range rules. Positions of their
@@ -106,21 +93,5 @@ impl Call<'_> {
     pub(crate) fn may_share_keys(&self) -> bool {
         let cumulative = self.options.ragged.is_some_and(|ragged| ragged.k.is_some());
         self.sequence_count() > 1 && !cumulative && self.kv.may_share_memory()
-    }
-
-    /// Returns the number of first key blocks of a sequence that are whole and may be visible.
-    pub(crate) fn whole_blocks(&self, sequence: usize) -> usize {
-        let visible = self.visible_blocks(sequence);
-        if visible.start == 0 && self.rows_of(sequence) > 0 {
-            visible.end.min(self.sequence(sequence).kv_len / KEY_BLOCK)
-        } else {
-            0
-        }
-    }
-
-    /// Returns the numbers of the blocks that hold [`Self::visible_keys`].
-    pub(crate) fn visible_blocks(&self, sequence: usize) -> Range<usize> {
-        let keys = self.visible_keys(sequence);
-        if keys.is_empty() { 0..0 } else { keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK) }
     }
 }

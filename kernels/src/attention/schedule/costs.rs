@@ -62,7 +62,7 @@ impl Call<'_> {
             if keys.start < keys.end {
                 (first, end) = (first.min(keys.start), end.max(keys.end));
             }
-            pairs = pairs.saturating_add((keys.prefix + keys.end.saturating_sub(keys.start)) as u64);
+            pairs = pairs.saturating_add(keys.count() as u64);
         }
         let read = kept + end.saturating_sub(first.max(kept));
         pairs.saturating_add(READING.saturating_mul(read as u64))

@@ -1,9 +1,11 @@
 //! Sequences whose key blocks are divided among workers, in an order in which those with a common prefix are neighbours:
 //! blocks that several sequences share are computed once for all of them.
 
+use crate::attention::call::blocks::Blocks;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::call::{Call, SplitSequence};
 use crate::simd::LANES;
+use crate::tensor::rows::KEY_BLOCK;
 use core::cmp::Ordering;
 use core::ops::Range;
 
@@ -59,13 +61,12 @@ impl Runs {
     }
 }
 
-impl SplitSequence {
+impl SplitSequence<'_> {
     /// End of the last entry: no sequence.
     const END: Self = Self {
         sequence: usize::MAX,
         rows: 0,
-        first_block: 0,
-        blocks: 0,
+        blocks: Blocks::NONE,
         shared: 0,
         in_order: false,
         first_unit: 0,
@@ -74,13 +75,13 @@ impl SplitSequence {
 
     /// Creates the entry of a sequence that comes first and shares nothing.
     fn new(call: &Call<'_>, sequence: usize) -> Self {
-        let (rows, visible) = (call.rows_of(sequence), call.visible_blocks(sequence));
-        Self { sequence, rows, first_block: visible.start, blocks: visible.len(), ..Self::END }
+        let rows = call.rows_of(sequence);
+        Self { sequence, rows, blocks: call.blocks(sequence, 0..rows), ..Self::END }
     }
 
     /// Returns the number of parts of each head.
     pub(crate) fn parts(&self) -> usize {
-        if self.in_order { 1 } else { self.blocks }
+        if self.in_order { 1 } else { self.blocks.len() }
     }
 }
 
@@ -91,7 +92,7 @@ const SHARED_RUNS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct SplitSequences {
     /// The entries in order, then the end of the last.
-    list: Vec<SplitSequence>,
+    list: Vec<SplitSequence<'static>>,
     runs: Runs,
 }
 
@@ -103,12 +104,12 @@ impl SplitSequences {
 
     /// Number of bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.list.capacity() * size_of::<SplitSequence>()
+        self.list.capacity() * size_of::<SplitSequence<'_>>()
     }
 
     /// Number of bytes that the list of a number of sequences takes; `usize::MAX` if it overflows.
     pub(crate) const fn bytes_for(sequences: usize) -> usize {
-        sequences.saturating_add(1).saturating_mul(size_of::<SplitSequence>())
+        sequences.saturating_add(1).saturating_mul(size_of::<SplitSequence<'_>>())
     }
 
     /// Fills the list with the sequences of 1 to `most_rows` rows a key/value head, and cuts their units into about `runs`
@@ -124,7 +125,9 @@ impl SplitSequences {
         self.list.extend(sequences().map(|sequence| SplitSequence::new(call, sequence)));
         if call.may_share_keys() {
             // First all blocks that might be shared, then those that are.
-            self.list.iter_mut().for_each(|entry| entry.shared = call.whole_blocks(entry.sequence));
+            for entry in &mut self.list {
+                entry.shared = entry.blocks.leading().min(call.sequence(entry.sequence).kv_len / KEY_BLOCK);
+            }
             self.list.sort_unstable_by(|a, b| common_blocks(call, a, b).1.then(a.sequence.cmp(&b.sequence)));
             for i in (1..self.list.len()).rev() {
                 self.list[i].shared = common_blocks(call, &self.list[i - 1], &self.list[i]).0;
@@ -145,7 +148,7 @@ impl SplitSequences {
     }
 
     /// Returns the entries in order, then the end of the last.
-    pub(crate) fn list(&self) -> &[SplitSequence] {
+    pub(crate) fn list(&self) -> &[SplitSequence<'static>] {
         &self.list
     }
 
@@ -159,7 +162,7 @@ impl SplitSequences {
         let mut units = 0usize;
         for entry in &mut self.list {
             entry.first_unit = units;
-            units = (entry.blocks - entry.shared).checked_mul(heads)?.checked_add(units)?;
+            units = (entry.blocks.len() - entry.shared).checked_mul(heads)?.checked_add(units)?;
         }
         Some(units)
     }
@@ -179,7 +182,7 @@ impl SplitSequences {
             let together = then == Then::Merge && self.runs.together(self.list[first].first_unit..end);
             let in_order = together && call.kv.has_value_panels();
             for entry in &mut self.list[first..past] {
-                (entry.in_order, entry.first_float) = (in_order && entry.blocks > 0, floats);
+                (entry.in_order, entry.first_float) = (in_order && entry.blocks.len() > 0, floats);
                 let part = part_floats(entry.rows, value_dim.next_multiple_of(LANES));
                 floats = entry.parts().checked_mul(heads)?.checked_mul(part)?.checked_add(floats)?;
             }
@@ -202,7 +205,7 @@ impl SplitSequences {
 
 /// Returns the number of first key blocks that two entries have in the same memory, of those that `shared` says might be,
 /// and the order of the entries by the memory of their blocks.
-fn common_blocks(call: &Call<'_>, a: &SplitSequence, b: &SplitSequence) -> (usize, Ordering) {
+fn common_blocks(call: &Call<'_>, a: &SplitSequence<'_>, b: &SplitSequence<'_>) -> (usize, Ordering) {
     let most = (a.shared.min(b.shared), a.shared.cmp(&b.shared));
     // Tensors that may share memory share all of it.
     if call.kv.tensors().is_some() {
