@@ -68,18 +68,15 @@ impl<S: Simd> Column<'_, S> {
         own: &mut Own<'_>,
     ) -> bool {
         let (first, in_parts) = (self.keys().start, self.pass.part.sums.is_some());
-        if task.blocks().next().is_none() {
-            if self.at.number == 0 && !in_parts {
+        if task.blocks_in(first..first + 1).next().is_none() {
+            if self.at.number == 0 && !in_parts && task.blocks().next().is_none() {
                 // SAFETY: no column adds to the gradients of these queries, and one worker has the first.
                 unsafe { self.write_unseen(task) };
             }
             return true;
         }
-        if self.keys().is_empty() || !task.sees(first) {
-            return true;
-        }
         // Blocks between that the rows do not see are passed over without a wait.
-        let before = task.blocks_before(first).next_back();
+        let before = task.blocks_in(0..first).next_back();
         if let Some(before) = before
             && !self.pass.wait(BlockAt { number: before / KEY_BLOCK, ..self.at }, number + 1)
         {
@@ -88,7 +85,9 @@ impl<S: Simd> Column<'_, S> {
         let turn = match in_parts {
             // SAFETY: the row block's turn has come, so its memory is this worker's.
             true => Turn { is_first: !unsafe { self.has_begun(task) }, is_last: false },
-            false => Turn { is_first: before.is_none(), is_last: task.blocks_after(first).next().is_none() },
+            false => {
+                Turn { is_first: before.is_none(), is_last: task.blocks_in(first + 1..usize::MAX).next().is_none() }
+            }
         };
         let regions = &mut scores.scratch.regions(task.tiling);
         let queries = Queries::of(task, regions);

@@ -52,7 +52,7 @@ pub(crate) fn of_block<S: Simd>(
         }
         return prefetch;
     }
-    if let Some(next) = task.blocks_after(first).next() {
+    if let Some(next) = task.blocks_in(first + 1..usize::MAX).next() {
         push_block(task, next, &mut prefetch);
         return prefetch;
     }

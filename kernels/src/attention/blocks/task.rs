@@ -204,25 +204,13 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     /// Returns the first key of each of the task's blocks that is held and may be seen by the positions of its keys.
     pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
-        self.seen_of(self.set.blocks.iter())
+        self.blocks_in(0..usize::MAX)
     }
 
-    /// Returns the first keys of those of [`Self::blocks`] that come before the block that starts at key `first`.
-    pub(crate) fn blocks_before(&self, first: usize) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
-        self.seen_of(self.set.blocks.before(first / KEY_BLOCK))
-    }
-
-    /// Returns the first keys of those of [`Self::blocks`] that come after the block that starts at key `first`.
-    pub(crate) fn blocks_after(&self, first: usize) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
-        self.seen_of(self.set.blocks.after(first / KEY_BLOCK))
-    }
-
-    /// Returns the first key of each of some blocks that is held and may be seen by the positions of its keys.
-    fn seen_of<B: DoubleEndedIterator<Item = usize>>(
-        &self,
-        numbers: B,
-    ) -> impl DoubleEndedIterator<Item = usize> + use<'t, S, B> {
+    /// Returns those of [`Self::blocks`] whose first keys lie in a range.
+    pub(crate) fn blocks_in(&self, keys: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
         let (kv, source, rule) = (&self.call.kv, self.seq.source, self.rule_of_positions());
+        let numbers = self.set.blocks.within(keys.start.div_ceil(KEY_BLOCK)..keys.end.div_ceil(KEY_BLOCK));
         let firsts = numbers.map(|number| number * KEY_BLOCK);
         firsts.filter(move |&first| kv.holds(source, first) && may_be_seen(rule, first))
     }
@@ -263,12 +251,6 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         }
         let [first, last] = self.positions();
         self.call.visible.shows_all(first, last, self.seq.kv_len, keys)
-    }
-
-    /// Returns true if the block that starts at key `first` is one of [`Self::blocks`].
-    pub(crate) fn sees(&self, first: usize) -> bool {
-        let listed = self.set.blocks.contains(first / KEY_BLOCK);
-        listed && self.holds(first) && may_be_seen(self.rule_of_positions(), first)
     }
 
     /// Returns true if a block of the task's sequence starts at key `first` and is held.

@@ -16,9 +16,6 @@ pub(crate) enum Blocks<'t> {
 }
 
 impl<'t> Blocks<'t> {
-    /// No blocks.
-    pub(crate) const NONE: Self = Self::all(0);
-
     /// Returns all blocks of a number of keys.
     pub(crate) const fn all(keys: usize) -> Self {
         Self::Holding(VisibleKeys { prefix: 0, start: 0, end: keys })
@@ -64,39 +61,20 @@ impl<'t> Blocks<'t> {
         }
     }
 
-    /// Returns true if a block is one of these.
-    pub(crate) fn contains(self, number: usize) -> bool {
-        self.place(number) < self.place(number + 1)
-    }
-
     /// Returns how many blocks there are before the first one that is missing.
     pub(crate) fn leading(self) -> usize {
         match self {
-            Self::Holding(keys) => match ranges(keys) {
-                (kept, others) if others.start == kept => others.end,
-                (kept, _) => kept,
-            },
+            Self::Holding(keys) => {
+                let (kept, others) = ranges(keys);
+                if others.start == kept { others.end } else { kept }
+            }
             Self::Listed(numbers) => numbers.iter().zip(0..).take_while(|&(&n, expected)| n == expected).count(),
         }
     }
 
-    /// Iterates over the numbers.
-    pub(crate) fn iter(self) -> impl DoubleEndedIterator<Item = usize> + use<'t> {
-        self.some(0..self.len())
-    }
-
-    /// Iterates over the numbers before a number.
-    pub(crate) fn before(self, number: usize) -> impl DoubleEndedIterator<Item = usize> + use<'t> {
-        self.some(0..self.place(number))
-    }
-
-    /// Iterates over the numbers after a number.
-    pub(crate) fn after(self, number: usize) -> impl DoubleEndedIterator<Item = usize> + use<'t> {
-        self.some(self.place(number + 1)..self.len())
-    }
-
-    fn some(self, places: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + use<'t> {
-        places.map(move |n| self.at(n))
+    /// Iterates over those of the numbers that lie in a range.
+    pub(crate) fn within(self, numbers: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + use<'t> {
+        (self.place(numbers.start)..self.place(numbers.end)).map(move |n| self.at(n))
     }
 
     /// Returns a range that holds all keys to compute of the block of `len` keys from key `first` on, counted from there; it
@@ -128,15 +106,15 @@ mod tests {
 
     /// Asserts what is said of blocks that are these.
     fn assert_are(blocks: Blocks<'_>, expected: &[usize], what: &str) {
-        assert!(blocks.iter().eq(expected.iter().copied()), "{what}");
-        assert!(blocks.iter().rev().eq(expected.iter().rev().copied()), "{what}");
         assert_eq!(blocks.len(), expected.len(), "{what}");
         assert!(expected.iter().enumerate().all(|(n, &number)| blocks.at(n) == number), "{what}");
         assert_eq!(blocks.leading(), (0..).zip(expected).take_while(|(n, number)| n == *number).count(), "{what}");
-        for number in 0..7 {
-            assert_eq!(blocks.contains(number), expected.contains(&number), "{what}");
-            assert!(blocks.before(number).eq(expected.iter().copied().filter(|&n| n < number)), "{what}");
-            assert!(blocks.after(number).eq(expected.iter().copied().filter(|&n| n > number)), "{what}");
+        for numbers in
+            (0..8).flat_map(|start| [0, 1, 2, 3, 5, 8, usize::MAX].map(|len| start..len.saturating_add(start)))
+        {
+            let inside: Vec<usize> = expected.iter().copied().filter(|number| numbers.contains(number)).collect();
+            assert!(blocks.within(numbers.clone()).eq(inside.iter().copied()), "{what} in {numbers:?}");
+            assert!(blocks.within(numbers).rev().eq(inside.into_iter().rev()), "{what}, backwards");
         }
     }
 

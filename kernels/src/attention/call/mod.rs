@@ -245,13 +245,13 @@ impl Call<'_> {
 
 /// Sequence whose key blocks are units, or parts of other sequences' units: an entry of the list.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct SplitSequence<'t> {
+pub(crate) struct SplitSequence {
     /// Index of the sequence in the call.
     pub(crate) sequence: usize,
     /// Number of its rows that share a key/value head.
     pub(crate) rows: usize,
     /// Key blocks that may be visible to it.
-    pub(crate) blocks: Blocks<'t>,
+    pub(crate) blocks: Blocks<'static>,
     /// Number of its first key blocks, none of them missing, that lie in the same memory as those of the entry before this one.
     pub(crate) shared: usize,
     /// True if all blocks of a head are accumulated into one part, by one worker, in order; false if each has a part, or there are
@@ -272,7 +272,7 @@ pub(crate) struct RowSet<'t> {
     /// First sequence, by whose lengths the keys are read.
     pub(crate) sequence: usize,
     /// Sequences whose rows follow.
-    pub(crate) others: &'t [SplitSequence<'t>],
+    pub(crate) others: &'t [SplitSequence],
     pub(crate) kv_head: usize,
     /// Rows of the set, counted over all rows of its sequences.
     pub(crate) rows: Range<usize>,

@@ -45,17 +45,13 @@ impl Partials {
     }
 
     /// Returns the sequences of the last call that were split.
-    pub(crate) fn entries(&self) -> &[SplitSequence<'_>] {
+    pub(crate) fn entries(&self) -> &[SplitSequence] {
         self.entries.list().split_last().map_or(&[], |(_end, entries)| entries)
     }
 
     /// Returns maxima, sums and outputs, of `width` floats a row, that the rows of an entry and key/value head have accumulated
     /// over each key block, in the order of the blocks. The call's parts were kept.
-    pub(crate) fn parts(
-        &self,
-        entry: &SplitSequence<'_>,
-        [head, width]: [usize; 2],
-    ) -> impl Iterator<Item = [&[f32]; 3]> {
+    pub(crate) fn parts(&self, entry: &SplitSequence, [head, width]: [usize; 2]) -> impl Iterator<Item = [&[f32]; 3]> {
         let (rows, padded) = (entry.rows, entry.rows.next_multiple_of(LANES));
         let floats = part_floats(rows, width);
         let first = entry.first_float + head * entry.parts() * floats;

@@ -61,12 +61,12 @@ impl Runs {
     }
 }
 
-impl SplitSequence<'_> {
+impl SplitSequence {
     /// End of the last entry: no sequence.
     const END: Self = Self {
         sequence: usize::MAX,
         rows: 0,
-        blocks: Blocks::NONE,
+        blocks: Blocks::all(0),
         shared: 0,
         in_order: false,
         first_unit: 0,
@@ -92,7 +92,7 @@ const SHARED_RUNS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct SplitSequences {
     /// The entries in order, then the end of the last.
-    list: Vec<SplitSequence<'static>>,
+    list: Vec<SplitSequence>,
     runs: Runs,
 }
 
@@ -104,12 +104,12 @@ impl SplitSequences {
 
     /// Number of bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.list.capacity() * size_of::<SplitSequence<'_>>()
+        self.list.capacity() * size_of::<SplitSequence>()
     }
 
     /// Number of bytes that the list of a number of sequences takes; `usize::MAX` if it overflows.
     pub(crate) const fn bytes_for(sequences: usize) -> usize {
-        sequences.saturating_add(1).saturating_mul(size_of::<SplitSequence<'_>>())
+        sequences.saturating_add(1).saturating_mul(size_of::<SplitSequence>())
     }
 
     /// Fills the list with the sequences of 1 to `most_rows` rows a key/value head, and cuts their units into about `runs`
@@ -148,7 +148,7 @@ impl SplitSequences {
     }
 
     /// Returns the entries in order, then the end of the last.
-    pub(crate) fn list(&self) -> &[SplitSequence<'static>] {
+    pub(crate) fn list(&self) -> &[SplitSequence] {
         &self.list
     }
 
@@ -205,7 +205,7 @@ impl SplitSequences {
 
 /// Returns the number of first key blocks that two entries have in the same memory, of those that `shared` says might be,
 /// and the order of the entries by the memory of their blocks.
-fn common_blocks(call: &Call<'_>, a: &SplitSequence<'_>, b: &SplitSequence<'_>) -> (usize, Ordering) {
+fn common_blocks(call: &Call<'_>, a: &SplitSequence, b: &SplitSequence) -> (usize, Ordering) {
     let most = (a.shared.min(b.shared), a.shared.cmp(&b.shared));
     // Tensors that may share memory share all of it.
     if call.kv.tensors().is_some() {

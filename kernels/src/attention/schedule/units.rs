@@ -16,7 +16,7 @@ pub(crate) struct Units<'a> {
     pub(crate) runs: Runs,
     /// Largest number of rows of an entry.
     pub(crate) most_rows: usize,
-    entries: &'a [SplitSequence<'a>],
+    entries: &'a [SplitSequence],
     order: Order,
 }
 
@@ -29,7 +29,7 @@ enum Order {
     Blocks,
 }
 
-/// Unit: a key block of an entry of the [list](SplitSequences) and a head, by its place among the blocks that the entry's sequence sees.
+/// Unit: a key block of an entry of the [list](SplitSequences) and a head, by its place among the blocks of the entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unit {
     pub(crate) entry: usize,
@@ -66,7 +66,7 @@ impl<'a> Units<'a> {
 
     /// Returns an entry.
     #[inline]
-    pub(crate) fn entry(&self, entry: usize) -> &SplitSequence<'a> {
+    pub(crate) fn entry(&self, entry: usize) -> &SplitSequence {
         &self.entries[..self.entries()][entry]
     }
 
