@@ -129,13 +129,12 @@ impl<'t, S: Simd> Column<'t, S> {
     /// Iterates over the row blocks of one of the query heads that share the column's head.
     pub(crate) fn row_blocks(&self, g: usize) -> impl Iterator<Item = AttentionTask<'t, S>> + use<'t, S> {
         let (bound, BlockAt { sequence, kv_head, .. }) = (self.bound, self.at);
-        let call = bound.checked.call();
-        let (q_len, before) = (call.sequence(sequence).q_len, self.pass.part.first_row);
+        let (q_len, before) = (bound.checked.call().sequence(sequence).q_len, self.pass.part.first_row);
         let blocks = if q_len == 0 { 0 } else { (before + q_len).div_ceil(MAX_ROW_BLOCK) };
         (0..blocks).map(move |block| {
             let (first, end) = (block * MAX_ROW_BLOCK, (block + 1) * MAX_ROW_BLOCK);
             let rows = g * q_len + first.saturating_sub(before)..g * q_len + q_len.min(end - before);
-            AttentionTask::reading(bound, RowSet::of(call, sequence, kv_head, rows)).followed_by(Next::Near)
+            AttentionTask::reading(bound, RowSet::of(sequence, kv_head, rows)).followed_by(Next::Near)
         })
     }
 

@@ -106,7 +106,7 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
             spans,
             classes,
             regions,
-            needed: task.set.blocks.keys_in(first, len),
+            needed: task.blocks.keys_in(first, len),
             packed_keys: None,
             packed_values: None,
             fresh: false,

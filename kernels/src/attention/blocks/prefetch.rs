@@ -113,7 +113,7 @@ fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut
     let (at, len, table) = (task.index_of_key(first), KEY_BLOCK.min(task.seq.kv_len - first), &mut Table::new());
     // SAFETY: key `first` exists, and its block is held.
     let (keys, values) = unsafe { (kv.keys(at, len, table), kv.values(at, len, table)) };
-    let needed = task.set.blocks.keys_in(first, len);
+    let needed = task.blocks.keys_in(first, len);
     // SAFETY: the block has these rows.
     let part = |rows: AnyRows| unsafe { rows.rows_from(needed.start.min(len - 1)) };
     match keys {

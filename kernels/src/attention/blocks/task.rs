@@ -38,6 +38,8 @@ pub(crate) struct AttentionTask<'t, S> {
     pub(crate) set: RowSet<'t>,
     /// First sequence of the set.
     pub(crate) seq: Sequence,
+    /// Key blocks that the rows compute, but for those that are not held or that the positions of their keys hide.
+    pub(crate) blocks: Blocks<'t>,
     /// Number of query heads that share a key/value head.
     group_size: usize,
     /// Prediction of the work after this task, for prefetching.
@@ -117,9 +119,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     ) -> Self {
         let (call, tiling) = (checked.call(), checked.tiling());
         let (seq, group_size) = (first_sequence(&set, call, tiling), call.group_size());
-        let blocks = if outputs.wants_all_keys() { Blocks::all(seq.kv_len) } else { set.blocks };
-        let set = RowSet { blocks, ..set };
-        Self { s, mods, given: mods.given(), call, outputs, tiling, set, seq, group_size, next: Next::Nothing }
+        let blocks = if outputs.wants_all_keys() { Blocks::all(seq.kv_len) } else { blocks_of(&set, &seq, call) };
+        Self { s, mods, given: mods.given(), call, outputs, tiling, set, seq, blocks, group_size, next: Next::Nothing }
     }
 
     /// Returns a task of other rows of this call, to prefetch their inputs: it has no outputs.
@@ -128,7 +129,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// As [`Self::new`].
     pub(crate) fn peek(&self, set: &RowSet<'t>) -> Self {
         let (set, seq) = (set.clone(), first_sequence(set, self.call, self.tiling));
-        Self { set, seq, outputs: &Outputs::NONE, next: Next::Nothing, ..*self }
+        let blocks = blocks_of(&set, &seq, self.call);
+        Self { set, seq, blocks, outputs: &Outputs::NONE, next: Next::Nothing, ..*self }
     }
 
     /// Sets the predicted next work: its memory is prefetched while this task is computed.
@@ -210,7 +212,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// Returns those of [`Self::blocks`] whose first keys lie in a range.
     pub(crate) fn blocks_in(&self, keys: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
         let (kv, source, rule) = (&self.call.kv, self.seq.source, self.rule_of_positions());
-        let numbers = self.set.blocks.within(keys.start.div_ceil(KEY_BLOCK)..keys.end.div_ceil(KEY_BLOCK));
+        let numbers = self.blocks.within(keys.start.div_ceil(KEY_BLOCK)..keys.end.div_ceil(KEY_BLOCK));
         let firsts = numbers.map(|number| number * KEY_BLOCK);
         firsts.filter(move |&first| kv.holds(source, first) && may_be_seen(rule, first))
     }
@@ -315,6 +317,12 @@ fn first_sequence(set: &RowSet<'_>, call: &Call<'_>, tiling: &Tiling) -> Sequenc
     let all: usize = set.sequences().map(|sequence| call.rows_of(sequence)).sum();
     assert!(rows.end <= all && rows.len() <= tiling.most_rows, "rows outside the call, or more than a task's");
     seq
+}
+
+/// Returns the key blocks that a set of rows computes, by the lengths of its first sequence.
+#[inline(always)]
+fn blocks_of<'t>(set: &RowSet<'t>, seq: &Sequence, call: &Call<'_>) -> Blocks<'t> {
+    set.blocks.copied().unwrap_or_else(|| call.blocks(set.sequence, seq, set.rows.clone()))
 }
 
 /// Positions that keys have of their own, and those that some row and that every row of a task sees.

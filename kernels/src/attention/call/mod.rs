@@ -207,17 +207,16 @@ impl Call<'_> {
     /// Returns the key blocks that some rows of a sequence, counted as in a [`RowSet`], compute: those that hold keys which its
     /// length and the range rules show to some row. Positions of the keys' own are not looked at: then all its blocks.
     #[inline]
-    pub(crate) fn blocks(&self, sequence: usize, rows: Range<usize>) -> Blocks<'static> {
+    pub(crate) fn blocks(&self, sequence: usize, seq: &Sequence, rows: Range<usize>) -> Blocks<'static> {
         #[cfg(test)]
         if let Some(list) = self.options.listed {
             return Blocks::Listed(list);
         }
-        let seq = self.sequence(sequence);
         // Without rows keys are only prefetched.
         if rows.is_empty() || !self.visible.hides_keys() || self.options.key_positions.is_some() {
             return Blocks::all(seq.kv_len);
         }
-        let [first, last] = self.positions(sequence, &seq, rows);
+        let [first, last] = self.positions(sequence, seq, rows);
         Blocks::Holding(self.visible.keys_of_rows(first, last, seq.kv_len))
     }
 
@@ -276,16 +275,15 @@ pub(crate) struct RowSet<'t> {
     pub(crate) kv_head: usize,
     /// Rows of the set, counted over all rows of its sequences.
     pub(crate) rows: Range<usize>,
-    /// Key blocks that the rows compute.
-    pub(crate) blocks: Blocks<'t>,
+    /// Key blocks that the rows compute, if not all that [they may see](Call::blocks).
+    pub(crate) blocks: Option<&'t Blocks<'t>>,
 }
 
 impl RowSet<'static> {
-    /// Returns some rows of one sequence of a call, and all blocks that they may see.
+    /// Returns some rows of one sequence.
     #[inline(always)]
-    pub(crate) fn of(call: &Call<'_>, sequence: usize, kv_head: usize, rows: Range<usize>) -> Self {
-        let blocks = call.blocks(sequence, rows.clone());
-        Self { sequence, others: &[], kv_head, rows, blocks }
+    pub(crate) fn of(sequence: usize, kv_head: usize, rows: Range<usize>) -> Self {
+        Self { sequence, others: &[], kv_head, rows, blocks: None }
     }
 }
 

@@ -107,7 +107,7 @@ pub(crate) unsafe fn key_weight_sums<S: Simd>(
     for first in (0..rows).step_by(step) {
         // Each row block is a task of its own: scratch for copied queries and states holds one task's rows, not the
         // whole head's.
-        let task = AttentionTask::reading(bound, RowSet::of(call, sequence, kv_head, first..rows.min(first + step)));
+        let task = AttentionTask::reading(bound, RowSet::of(sequence, kv_head, first..rows.min(first + step)));
         // SAFETY: the caller guarantees that the sums are this worker's alone.
         unsafe { sums.add(&task, &mut scratch.regions(task.tiling)) }
     }

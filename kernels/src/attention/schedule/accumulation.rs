@@ -65,7 +65,7 @@ impl Call<'_> {
     /// Returns what a sequence that has rows accumulates if it is split.
     fn accumulation_of(&self, sequence: usize) -> Accumulation {
         let (rows, heads, [_, value_dim]) = (self.rows_of(sequence), self.kv.kv_heads(), self.kv.dims());
-        let blocks = self.blocks(sequence, 0..rows);
+        let blocks = self.blocks(sequence, &self.sequence(sequence), 0..rows);
         let units = heads.saturating_mul(blocks.len());
         let part = part_floats(rows, value_dim.next_multiple_of(LANES));
         let parts_of_one = if self.kv.has_value_panels() { units.min(heads) } else { units };

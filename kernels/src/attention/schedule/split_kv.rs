@@ -59,7 +59,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         regions.clear_outputs(0..self.set.rows.len(), self.tiling.width());
         let padded = self.set.rows.len().next_multiple_of(LANES);
         let units = || {
-            let blocks = self.blocks().map(|first| self.set.blocks.place(first / KEY_BLOCK));
+            let blocks = self.blocks().map(|first| self.blocks.place(first / KEY_BLOCK));
             blocks.map(|block| Unit { entry, head: self.set.kv_head, block })
         };
         for unit in units() {

@@ -76,7 +76,7 @@ impl SplitSequence {
     /// Creates the entry of a sequence that comes first and shares nothing.
     fn new(call: &Call<'_>, sequence: usize) -> Self {
         let rows = call.rows_of(sequence);
-        Self { sequence, rows, blocks: call.blocks(sequence, 0..rows), ..Self::END }
+        Self { sequence, rows, blocks: call.blocks(sequence, &call.sequence(sequence), 0..rows), ..Self::END }
     }
 
     /// Returns the number of parts of each head.

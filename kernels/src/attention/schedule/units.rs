@@ -74,8 +74,8 @@ impl<'a> Units<'a> {
     /// first. Rows of several entries meet blocks that all of them see wholly.
     pub(crate) fn rows_of(&self, entries: Range<usize>, kv_head: usize) -> RowSet<'a> {
         let rows = 0..entries.clone().map(|entry| self.entry(entry).rows).sum();
-        let &SplitSequence { sequence, blocks, .. } = self.entry(entries.start);
-        RowSet { sequence, others: &self.entries[entries][1..], kv_head, rows, blocks }
+        let SplitSequence { sequence, blocks, .. } = &self.entries[entries.start];
+        RowSet { sequence: *sequence, others: &self.entries[entries][1..], kv_head, rows, blocks: Some(blocks) }
     }
 
     /// Returns the first key of a unit's block.

@@ -173,7 +173,7 @@ impl<'a> Schedule<'a> {
             }
         };
         let rows = if self.is_split(call, sequence) { 0 } else { call.rows_of(sequence) };
-        RowSet::of(call, sequence, kv_head, first.min(rows)..rows.min(first + task_rows))
+        RowSet::of(sequence, kv_head, first.min(rows)..rows.min(first + task_rows))
     }
 }
 
