@@ -126,7 +126,6 @@ impl Visible {
     }
 
     /// Returns keys among which are all that are visible to any row at positions `first..=last`.
-    #[inline]
     pub fn keys_of_rows(&self, first: isize, last: isize, kv_len: usize) -> VisibleKeys {
         // Bounds move with the position: the first row's range starts first, the last row's ends last.
         let VisibleKeys { start, .. } = self.bounds(first, kv_len);
