@@ -63,7 +63,7 @@ impl BlockStates {
     /// a multiple of 256. Rows are at their own positions, or at those that [`Alignment::TopLeft`] or [`Alignment::Offset`] gives
     /// them among all keys. Sinks are not taken in: [`RowStates::write`] adds them once.
     ///
-    /// Memory: two numbers and an output for each row and block of keys.
+    /// Memory: two numbers and an output for each row and each block with a key that the range rules show to some row.
     ///
     /// # Errors
     /// As [`Attention::problem`]; [`Error::Multiple`] if `first` is no multiple of 256; [`Error::Range`] if more rows share a

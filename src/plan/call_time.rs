@@ -30,11 +30,11 @@ fn time_of(checked: &CheckedCall<'_>, &Sequence { q_len, kv_len, offset, .. }: &
     }
     let all = call.options.own_positions().is_some() || checked.outputs().points.iter().any(Option::is_some);
     let last = offset.saturating_add_unsigned(q_len - 1);
-    let [kept, others] = if all { [0..0, 0..kv_len] } else { call.visible.key_ranges(offset, last, kv_len) };
+    let keys = if all { kv_len } else { call.visible.keys_of_rows(offset, last, kv_len).count() };
     let shared = |tensors: [Tensor<'_>; 2]| tensors.iter().all(|x| x.strides()[0] == 0);
     let shared = call.options.ragged.is_none() && call.kv.tensors().is_some_and(shared);
     let readers = if shared { call.sequence_count() as f64 } else { 1.0 };
     let flops = 2.0 * q_len as f64 * call.q.shape()[1] as f64 * (dims[0] + dims[1]) as f64;
     let bytes = call.kv.kv_heads() as f64 * call.kv.token_bytes() as f64;
-    (kept.len() + others.len()) as f64 * flops.max(FLOPS_PER_BYTE * bytes / readers)
+    keys as f64 * flops.max(FLOPS_PER_BYTE * bytes / readers)
 }

@@ -39,10 +39,7 @@ impl RowCost {
         let count = if call.options.ragged.is_some() { call.sequence_count() } else { call.sequence_count().min(1) };
         let longest = (0..count).map(|index| call.sequence(index)).max_by_key(|sequence| sequence.q_len);
         let Some(sequence) = longest else { return Self::Even };
-        let seen = |row: usize| {
-            let keys = call.keys_of_row(&sequence, row);
-            keys.prefix + keys.end.saturating_sub(keys.start)
-        };
+        let seen = |row: usize| call.keys_of_row(&sequence, row).count();
         let [first, last] = [seen(0), seen(sequence.q_len - 1)];
         if first.min(last) >= first.max(last) / 5 * 4 { Self::Even } else { Self::Uneven }
     }

@@ -233,3 +233,19 @@ fn states_of_nothing_may_have_any_other_sizes() {
         states.write(None, Outputs::new(view), Exec::serial()).unwrap();
     }
 }
+
+/// Blocks between the first keys that a window keeps and the window have no states.
+#[test]
+fn blocks_that_no_row_sees_take_no_memory() {
+    let tensors = Tensors::normal([2, 4, 2, 2, 20 * 256, 16, 32], 5);
+    let (q, k, v) = (tensors.q.view(), tensors.k.view(), tensors.v.view());
+    let bytes = |attention: &Attention, keys: usize| {
+        let (attention, mut blocks) = (attention.align(Alignment::Offset(keys as isize - 2)), BlockStates::new());
+        blocks.compute(&attention, Inputs::new(q, part(&k, 0..keys), part(&v, 0..keys)), 0, Exec::serial()).unwrap();
+        blocks.bytes()
+    };
+    let window = |left| Attention::new().causal().window(Window::inclusive(Some(left), None).keep_first(3));
+    for (left, blocks) in [(100, 2), (254, 2), (255, 3), (600, 4)] {
+        assert_eq!(bytes(&window(left), 20 * 256), bytes(&Attention::new(), blocks * 256), "{left} keys and 3 first");
+    }
+}

@@ -8,3 +8,6 @@ pub(crate) mod products;
 pub(crate) mod schedule;
 pub(crate) mod scratch;
 pub(crate) mod steps;
+
+#[cfg(test)]
+mod listed_tests;

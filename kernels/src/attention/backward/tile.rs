@@ -69,20 +69,17 @@ impl<S: Simd> Column<'_, S> {
         scores: &mut ScoreScratch<'_>,
         own: &mut Own<'_>,
     ) -> bool {
-        let (first, mut blocks) = (self.keys().start, task.blocks());
-        let in_parts = self.pass.part.sums.is_some();
-        let Some(first_block) = blocks.next() else {
-            if self.at.number == 0 && !in_parts {
+        let (first, in_parts) = (self.keys().start, self.pass.part.sums.is_some());
+        if task.blocks_in(first..first + 1).next().is_none() {
+            if self.at.number == 0 && !in_parts && task.blocks().next().is_none() {
                 // SAFETY: no column adds to the gradients of these queries, and one worker has the first.
                 unsafe { self.write_unseen(task) };
             }
             return true;
-        };
-        if self.keys().is_empty() || !task.sees(first) {
-            return true;
         }
         // Blocks between that the rows do not see are passed over without a wait.
-        if let Some(before) = task.blocks_before(first).next_back()
+        let before = task.blocks_in(0..first).next_back();
+        if let Some(before) = before
             && !self.pass.wait(BlockAt { number: before / KEY_BLOCK, ..self.at }, number + 1)
         {
             return false;
@@ -91,8 +88,7 @@ impl<S: Simd> Column<'_, S> {
             // SAFETY: the row block's turn has come, so its memory is this worker's.
             true => Turn { is_first: !unsafe { self.has_begun(task) }, is_last: false },
             false => {
-                let is_last = first == blocks.next_back().unwrap_or(first_block);
-                Turn { is_first: first == first_block, is_last }
+                Turn { is_first: before.is_none(), is_last: task.blocks_in(first + 1..usize::MAX).next().is_none() }
             }
         };
         let regions = &mut scores.scratch.regions(task.tiling);

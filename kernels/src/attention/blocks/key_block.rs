@@ -79,7 +79,7 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
     /// Returns the key block of a task that starts at key `first`.
     ///
     /// # Panics
-    /// If `first` is none of [`AttentionTask::blocks`].
+    /// If no block that is there starts at `first`.
     #[inline(always)]
     pub(crate) fn of(
         task: &'b AttentionTask<'b, S>,
@@ -88,7 +88,7 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
         memory: &'b mut BlockMemory,
         regions: &'b mut Regions<'r>,
     ) -> Self {
-        assert!(task.holds(first), "not a block of the task");
+        assert!(task.holds(first), "no block of the task's sequence");
         let at = task.index_of_key(first);
         let len = KEY_BLOCK.min(task.seq.kv_len - first);
         let BlockMemory { spans, classes, tables: [key_table, value_table] } = memory;
@@ -106,7 +106,7 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
             spans,
             classes,
             regions,
-            needed: task.keys_in_block(first, len),
+            needed: task.blocks.keys_in(first, len),
             packed_keys: None,
             packed_values: None,
             fresh: false,

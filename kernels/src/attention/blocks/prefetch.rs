@@ -54,7 +54,7 @@ pub(crate) fn of_block<S: Simd>(
         }
         return prefetch;
     }
-    if let Some(next) = task.blocks_after(first).next() {
+    if let Some(next) = task.blocks_in(first + 1..usize::MAX).next() {
         push_block(task, next, &mut prefetch);
         return prefetch;
     }
@@ -79,10 +79,10 @@ pub(crate) fn of_block<S: Simd>(
 
 /// Adds the first keys of a block, if there are any.
 fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut PrefetchQueue) {
-    let len = task.seq.kv_len.saturating_sub(first).min(FIRST);
-    if len == 0 || !task.call.kv.holds(task.seq.source, first) {
+    if !task.holds(first) {
         return;
     }
+    let len = FIRST.min(task.seq.kv_len - first);
     let (at, table) = (task.index_of_key(first), &mut Table::new());
     // SAFETY: `len` keys from `first` on exist, and their block is held.
     match unsafe { task.call.kv.keys(at, len, table) } {
@@ -99,17 +99,15 @@ fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch:
 
 /// Adds a block's keys and values.
 fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut PrefetchQueue) {
-    let at = task.index_of_key(first);
-    let len = KEY_BLOCK.min(task.seq.kv_len.saturating_sub(first));
     let (d, kv) = (task.tiling.head_dim, &task.call.kv);
     // Pages are not prefetched: their rows are many short stretches.
-    if len == 0 || !kv.holds(at[0], first) || kv.is_paged() {
+    if !task.holds(first) || kv.is_paged() {
         return;
     }
-    let table = &mut Table::new();
+    let (at, len, table) = (task.index_of_key(first), KEY_BLOCK.min(task.seq.kv_len - first), &mut Table::new());
     // SAFETY: key `first` exists, and its block is held.
     let (keys, values) = unsafe { (kv.keys(at, len, table), kv.values(at, len, table)) };
-    let needed = task.keys_in_block(first, len);
+    let needed = task.blocks.keys_in(first, len);
     // SAFETY: the block has these rows.
     let part = |rows: AnyRows| unsafe { rows.rows_from(needed.start.min(len - 1)) };
     match keys {

@@ -50,6 +50,8 @@ pub(crate) struct AttentionTask<'t, S> {
     pub(crate) set: RowSet<'t>,
     /// First sequence of the set.
     pub(crate) seq: Sequence,
+    /// Key blocks that the rows compute, but for those that are not held or that the positions of their keys hide.
+    pub(crate) blocks: Blocks<'t>,
     /// Number of query heads that share a key/value head.
     group_size: usize,
     /// Prediction of the work after this task, for prefetching.
@@ -108,8 +110,10 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     // Inlined, here and where a step's operands change type: otherwise the whole struct is copied, a few per cent of a
     // tiny call.
     #[inline(always)]
-    pub(crate) unsafe fn new(bound: BoundCall<'t, S>, set: RowSet<'static>, next: Next<'t>) -> Self {
-        Self { outputs: bound.checked.outputs(), ..Self::reading(bound, set, next) }
+    pub(crate) unsafe fn new(bound: BoundCall<'t, S>, set: RowSet<'t>, next: Next<'t>) -> Self {
+        let (outputs, task) = (bound.checked.outputs(), Self::reading(bound, set, next));
+        let blocks = if outputs.wants_all_keys() { Blocks::all(task.seq.kv_len) } else { task.blocks };
+        Self { outputs, blocks, ..task }
     }
 
     /// Binds rows to their call, to read inputs alone: the task has no outputs.
@@ -121,7 +125,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         let BoundCall { s, mods, checked, tiling, products } = bound;
         let (call, outputs) = (checked.call(), &Outputs::NONE);
         let (seq, group_size) = (first_sequence(&set, call, tiling), call.group_size());
-        Self { s, mods, given: mods.given(), call, products, outputs, tiling, set, seq, group_size, next }
+        let (given, blocks) = (mods.given(), blocks_of(&set, &seq, call));
+        Self { s, mods, given, call, products, outputs, tiling, set, seq, blocks, group_size, next }
     }
 
     /// Returns a task of other rows of this call, to prefetch their inputs: it has no outputs.
@@ -130,7 +135,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// As [`Self::new`].
     pub(crate) fn peek(&self, set: &RowSet<'t>) -> Self {
         let (set, seq) = (set.clone(), first_sequence(set, self.call, self.tiling));
-        Self { set, seq, outputs: &Outputs::NONE, next: Next::Nothing, ..*self }
+        let blocks = blocks_of(&set, &seq, self.call);
+        Self { set, seq, blocks, outputs: &Outputs::NONE, next: Next::Nothing, ..*self }
     }
 
     /// Returns the row blocks of the task, as ranges of its rows.
@@ -198,25 +204,16 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         self.call.key_positions(self.set.sequence)
     }
 
-    /// Returns the first key of each block with a key that the range rules make visible to some row.
+    /// Returns the first key of each of the task's blocks that is held and may be seen by the positions of its keys.
     pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
-        self.seen_of(self.blocks_to_compute())
+        self.blocks_in(0..usize::MAX)
     }
 
-    /// Returns the first keys of those of [`Self::blocks`] that come before the block that starts at key `first`.
-    pub(crate) fn blocks_before(&self, first: usize) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
-        self.seen_of(self.blocks_to_compute().before(first / KEY_BLOCK))
-    }
-
-    /// Returns the first keys of those of [`Self::blocks`] that come after the block that starts at key `first`.
-    pub(crate) fn blocks_after(&self, first: usize) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
-        self.seen_of(self.blocks_to_compute().after(first / KEY_BLOCK))
-    }
-
-    /// Returns the first key of each of some blocks that is held and may be seen by the positions of its keys.
-    fn seen_of(&self, blocks: Blocks) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
+    /// Returns those of [`Self::blocks`] whose first keys lie in a range.
+    pub(crate) fn blocks_in(&self, keys: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
         let (kv, source, rule) = (&self.call.kv, self.seq.source, self.rule_of_positions());
-        let firsts = blocks.numbers().map(|number| number * KEY_BLOCK);
+        let numbers = self.blocks.within(keys.start.div_ceil(KEY_BLOCK)..keys.end.div_ceil(KEY_BLOCK));
+        let firsts = numbers.map(|number| number * KEY_BLOCK);
         firsts.filter(move |&first| kv.holds(source, first) && may_be_seen(rule, first))
     }
 
@@ -244,7 +241,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         if !self.call.visible.hides_keys() || self.outputs.wants_all_keys() {
             return None;
         }
-        let (first, last) = self.positions();
+        let [first, last] = self.positions();
         Some((positions, self.call.visible.positions(first, last)))
     }
 
@@ -253,66 +250,22 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         if let Some((positions, [_, all])) = self.rule_of_positions() {
             return all.has_all(ends(positions, keys.start));
         }
-        let (first, last) = self.positions();
+        let [first, last] = self.positions();
         self.call.visible.shows_all(first, last, self.seq.kv_len, keys)
     }
 
-    /// Returns true if the block that starts at key `first` is one of [`Self::blocks`].
-    pub(crate) fn sees(&self, first: usize) -> bool {
-        self.holds(first) && may_be_seen(self.rule_of_positions(), first)
-    }
-
-    /// Returns true if the block that starts at key `first` is one of [`Self::blocks`], or would be but for the positions of
-    /// its keys.
+    /// Returns true if a block of the task's sequence starts at key `first` and is held.
     pub(crate) fn holds(&self, first: usize) -> bool {
-        let number = first / KEY_BLOCK;
-        first.is_multiple_of(KEY_BLOCK)
-            && self.blocks_to_compute().contains(number)
-            && self.call.kv.holds(self.seq.source, first)
-    }
-
-    /// Returns the blocks to compute: all of them if scores are written out, otherwise those with a key that the range rules
-    /// make visible to some row, as far as these go by the order of keys.
-    fn blocks_to_compute(&self) -> Blocks {
-        Blocks::holding(self.keys_to_compute())
-    }
-
-    /// Returns the keys of [`Self::blocks_to_compute`], in two ranges.
-    fn keys_to_compute(&self) -> [Range<usize>; 2] {
-        let all = !self.call.visible.hides_keys() || self.key_positions().is_some() || self.outputs.wants_all_keys();
-        // Without rows keys are only prefetched.
-        if all || self.set.rows.is_empty() {
-            return [0..0, 0..self.seq.kv_len];
-        }
-        let (first, last) = self.positions();
-        self.call.visible.key_ranges(first, last, self.seq.kv_len)
-    }
-
-    /// Returns a range that holds all keys that the task computes of the block of `len` keys from key `first` on, counted from
-    /// there; it begins with a panel.
-    pub(crate) fn keys_in_block(&self, first: usize, len: usize) -> Range<usize> {
-        let clip = |key: usize| key.saturating_sub(first).min(len);
-        let parts = self.keys_to_compute().map(|keys| clip(keys.start)..clip(keys.end));
-        let mut parts = parts.into_iter().filter(|keys| !keys.is_empty());
-        let Some(Range { start, end }) = parts.next() else { return 0..0 };
-        start / LANES * LANES..parts.next().map_or(end, |keys| keys.end)
+        first < self.seq.kv_len && first.is_multiple_of(KEY_BLOCK) && self.call.kv.holds(self.seq.source, first)
     }
 
     /// Returns the first and the last position of a row of the task; of a row of its sequences, if the task has rows of several
     /// heads.
-    pub(crate) fn positions(&self) -> (isize, isize) {
-        let (rows, q_len) = (&self.set.rows, self.seq.q_len);
-        // Rows of one head are in order; a task that covers several heads may hold any row. One row a head needs no division.
-        let in_order = q_len > 1 && rows.start / q_len == (rows.end - 1) / q_len;
-        let (first, last) = if in_order { (rows.start % q_len, (rows.end - 1) % q_len) } else { (0, q_len - 1) };
-        if let Some(positions) = self.call.row_positions(self.set.sequence) {
-            let [least, most] = least_and_most(&positions[first..=last]);
-            return (least as isize, most as isize);
-        }
-        let position = |i: usize| self.seq.offset.saturating_add_unsigned(i);
-        self.set.others.iter().fold((position(first), position(last)), |(first, last), other| {
+    pub(crate) fn positions(&self) -> [isize; 2] {
+        let own = self.call.positions(self.set.sequence, &self.seq, self.set.rows.clone());
+        self.set.others.iter().fold(own, |[first, last], other| {
             let Sequence { offset, q_len, .. } = self.call.sequence(other.sequence);
-            (first.min(offset), last.max(offset.saturating_add_unsigned(q_len.saturating_sub(1))))
+            [first.min(offset), last.max(offset.saturating_add_unsigned(q_len.saturating_sub(1)))]
         })
     }
 
@@ -346,6 +299,12 @@ fn first_sequence(set: &RowSet<'_>, call: &Call<'_>, tiling: &Tiling) -> Sequenc
     let all: usize = set.sequences().map(|sequence| call.rows_of(sequence)).sum();
     assert!(rows.end <= all && rows.len() <= tiling.most_rows, "rows outside the call, or more than a task's");
     seq
+}
+
+/// Returns the key blocks that a set of rows computes, by the lengths of its first sequence.
+#[inline(always)]
+fn blocks_of<'t>(set: &RowSet<'t>, seq: &Sequence, call: &Call<'_>) -> Blocks<'t> {
+    set.blocks.copied().unwrap_or_else(|| call.blocks(set.sequence, seq, set.rows.clone()))
 }
 
 /// Given positions of keys, and those that some row and that every row of a task sees.

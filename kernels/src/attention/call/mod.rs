@@ -11,9 +11,10 @@ pub(crate) mod outputs;
 pub(crate) mod row_mods;
 pub(crate) mod visibility;
 
+use crate::attention::call::blocks::Blocks;
 use crate::attention::call::mods::{BlockPosition, CallFacts, MaskError, MaskMod};
 use crate::attention::call::options::{Options, Ragged};
-use crate::attention::call::visibility::{Alignment, Visible, VisibleKeys};
+use crate::attention::call::visibility::{Alignment, Visible, VisibleKeys, least_and_most};
 use crate::kv::source::KeyValues;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::Precision;
@@ -194,6 +195,35 @@ impl Call<'_> {
         Sequence { q_batch, source, first_row: rows.start, first_key, q_len: rows.len(), kv_len, offset }
     }
 
+    /// Returns the key blocks that some rows of a sequence, counted as in a [`RowSet`], compute: those that hold keys which its
+    /// length and the range rules show to some row. Positions of the keys' own are not looked at: then all its blocks.
+    #[inline]
+    pub(crate) fn blocks(&self, sequence: usize, seq: &Sequence, rows: Range<usize>) -> Blocks<'static> {
+        #[cfg(test)]
+        if let Some(list) = self.options.listed {
+            return Blocks::Listed(list);
+        }
+        // Without rows keys are only prefetched.
+        if rows.is_empty() || !self.visible.hides_keys() || self.options.key_positions.is_some() {
+            return Blocks::all(seq.kv_len);
+        }
+        let [first, last] = self.positions(sequence, seq, rows);
+        Blocks::Holding(self.visible.keys_of_rows(first, last, seq.kv_len))
+    }
+
+    /// Returns the first and the last position of some rows of a sequence, one at least, counted as in a [`RowSet`]; of all its rows, if they
+    /// belong to several heads.
+    pub(crate) fn positions(&self, sequence: usize, seq: &Sequence, rows: Range<usize>) -> [isize; 2] {
+        let (q_len, ends) = (seq.q_len, [rows.start, rows.end - 1]);
+        // Rows of one head are in order; a task that covers several heads may hold any row. One row a head needs no division.
+        let in_order = q_len > 1 && ends[0] / q_len == ends[1] / q_len;
+        let [first, last] = if in_order { ends.map(|row| row % q_len) } else { [0, q_len - 1] };
+        match self.row_positions(sequence) {
+            Some(positions) => least_and_most(&positions[first..=last]).map(|position| position as isize),
+            None => [first, last].map(|row| seq.offset.saturating_add_unsigned(row)),
+        }
+    }
+
     /// Number of query rows of a sequence that share a key/value head.
     #[inline]
     pub(crate) fn rows_of(&self, sequence: usize) -> usize {
@@ -210,10 +240,9 @@ pub(crate) struct SplitSequence {
     pub(crate) sequence: usize,
     /// Number of its rows that share a key/value head.
     pub(crate) rows: usize,
-    /// First key block that may be visible to it, and the number of those that may be.
-    pub(crate) first_block: usize,
-    pub(crate) blocks: usize,
-    /// Number of its first key blocks that lie in the same memory as those of the entry before this one.
+    /// Key blocks that may be visible to it.
+    pub(crate) blocks: Blocks<'static>,
+    /// Number of its first key blocks, none of them missing, that lie in the same memory as those of the entry before this one.
     pub(crate) shared: usize,
     /// True if all blocks of a head are accumulated into one part, by one worker, in order; false if each has a part, or there are
     /// none. It is the same for entries that share blocks.
@@ -236,13 +265,15 @@ pub(crate) struct RowSet<'t> {
     pub(crate) kv_head: usize,
     /// Rows of the set, counted over all rows of its sequences.
     pub(crate) rows: Range<usize>,
+    /// Key blocks that the rows compute, if not all that [they may see](Call::blocks).
+    pub(crate) blocks: Option<&'t Blocks<'t>>,
 }
 
 impl RowSet<'static> {
     /// Returns some rows of one sequence.
     #[inline(always)]
     pub(crate) fn of(sequence: usize, kv_head: usize, rows: Range<usize>) -> Self {
-        Self { sequence, others: &[], kv_head, rows }
+        Self { sequence, others: &[], kv_head, rows, blocks: None }
     }
 }
 

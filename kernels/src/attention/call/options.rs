@@ -119,6 +119,9 @@ pub struct Options<'a> {
     /// Row and key, of a call that is cut into parts, that dropout counts this call's first row and key as; the key is a multiple
     /// of 256.
     pub dropout_from: [usize; 2],
+    /// Key blocks that all rows compute, and no others; ascending, each once.
+    #[cfg(test)]
+    pub(crate) listed: Option<&'static [u32]>,
 }
 
 impl Options<'_> {

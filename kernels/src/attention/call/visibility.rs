@@ -122,14 +122,14 @@ impl Visible {
     /// Returns the keys among `0..kv_len` that are visible to a row at `position`.
     #[inline]
     pub fn keys(&self, position: isize, kv_len: usize) -> VisibleKeys {
-        let VisibleKeys { prefix, start, end } = self.bounds(position, kv_len);
-        if start >= end {
-            VisibleKeys { prefix: 0, start: 0, end: prefix }
-        } else if prefix >= start {
-            VisibleKeys { prefix: 0, start: 0, end: end.max(prefix) }
-        } else {
-            VisibleKeys { prefix, start, end }
-        }
+        self.bounds(position, kv_len).in_order()
+    }
+
+    /// Returns keys among which are all that are visible to any row at positions `first..=last`.
+    pub fn keys_of_rows(&self, first: isize, last: isize, kv_len: usize) -> VisibleKeys {
+        // Bounds move with the position: the first row's range starts first, the last row's ends last.
+        let VisibleKeys { start, .. } = self.bounds(first, kv_len);
+        VisibleKeys { start, ..self.bounds(last, kv_len) }.in_order()
     }
 
     /// Returns true if what a row sees is one range, with ends that move with its position.
@@ -157,21 +157,8 @@ impl Visible {
 
     /// Returns a range that holds every key visible to any row at positions `first..=last`.
     pub fn key_range(&self, first: isize, last: isize, kv_len: usize) -> Range<usize> {
-        let [kept, others] = self.key_ranges(first, last, kv_len);
-        match (kept.is_empty(), others.is_empty()) {
-            (true, _) => others,
-            (false, true) => kept,
-            (false, false) => 0..others.end,
-        }
-    }
-
-    /// Returns two ranges, the second after the first, that hold every key visible to any row at positions `first..=last`: the
-    /// first keys that a window keeps, and the others.
-    pub fn key_ranges(&self, first: isize, last: isize, kv_len: usize) -> [Range<usize>; 2] {
-        // Bounds move with the position: the first row's range starts first, the last row's ends last.
-        let (first, last) = (self.bounds(first, kv_len), self.bounds(last, kv_len));
-        let start = first.start.min(kv_len).max(last.prefix);
-        [0..last.prefix, start..last.end.max(start)]
+        let (start, end) = self.keys_of_rows(first, last, kv_len).key_range();
+        start..end
     }
 
     /// Returns true if every row at positions `first..=last` sees all of these keys.
@@ -257,6 +244,25 @@ impl Visible {
 }
 
 impl VisibleKeys {
+    /// Returns these keys in two ranges one after the other, or in one: here they may overlap, and `start` may exceed `end`.
+    #[inline]
+    fn in_order(self) -> Self {
+        let Self { prefix, start, end } = self;
+        if start >= end {
+            Self { prefix: 0, start: 0, end: prefix }
+        } else if prefix >= start {
+            Self { prefix: 0, start: 0, end: end.max(prefix) }
+        } else {
+            self
+        }
+    }
+
+    /// Number of keys.
+    #[inline]
+    pub fn count(self) -> usize {
+        self.prefix + self.end.saturating_sub(self.start)
+    }
+
     /// Returns the parts of the main range and of the prefix that lie in the block `first .. first + len`, counted
     /// from `first`.
     #[inline]

@@ -45,6 +45,8 @@ impl<'t> ShortCall<'t> {
             row_positions: _,
             key_positions: _,
             period: _,
+            #[cfg(test)]
+                listed: None,
         } = call.options
         else {
             return None;

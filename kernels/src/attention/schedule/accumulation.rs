@@ -1,11 +1,9 @@
-//! What split-KV of a call would accumulate and read, for plans; and which key blocks its sequences see.
+//! What split-KV of a call would accumulate and read, for plans; and which sequences may share key blocks.
 
-use crate::attention::call::visibility::least_and_most;
 use crate::attention::call::{Call, Sequence, SplitSequence};
 use crate::attention::schedule::split_sequences::{SplitSequences, part_floats};
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
-use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
 /// Partial results are few if they take at most 1/`SHARE` of the bytes of the keys and values that are read, counted as `f32`, and
@@ -39,7 +37,7 @@ impl Accumulation {
     /// Returns what a sequence that has rows accumulates.
     fn of_sequence(call: &Call<'_>, entry: &SplitSequence) -> Self {
         let (heads, [head_dim, value_dim]) = (call.kv.kv_heads(), call.kv.dims());
-        let (units, keys) = (heads.saturating_mul(entry.blocks), call.visible_keys(entry.sequence).len());
+        let (units, keys) = (heads.saturating_mul(entry.blocks.len()), entry.blocks.keys());
         let part = part_floats(entry.rows, value_dim.next_multiple_of(LANES));
         let parts_of_one = if call.kv.has_value_panels() { units.min(heads) } else { units };
         Self {
@@ -107,18 +105,6 @@ impl Call<'_> {
         self.rows_of(sequence) <= most_rows
     }
 
-    /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
-    fn visible_keys(&self, sequence: usize) -> Range<usize> {
-        let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
-        let (first, last) = match self.row_positions(sequence).map(least_and_most) {
-            _ if self.rows_of(sequence) == 0 => return 0..0,
-            _ if !self.visible.hides_keys() || self.options.key_positions.is_some() => return 0..kv_len,
-            Some([least, most]) => (least as isize, most as isize),
-            None => (offset, offset.saturating_add_unsigned(q_len - 1)),
-        };
-        self.visible.key_range(first, last, kv_len)
-    }
-
     /// Returns true if every row of a sequence sees all of these keys by its length and the range rules. Positions of their
     /// own are not looked at: then it is false if there is any rule.
     pub(crate) fn sees_all(&self, sequence: usize, keys: Range<usize>) -> bool {
@@ -134,21 +120,5 @@ impl Call<'_> {
     pub(crate) fn may_share_keys(&self) -> bool {
         let cumulative = self.options.ragged.is_some_and(|ragged| ragged.k.is_some());
         self.sequence_count() > 1 && !cumulative && self.kv.may_share_memory()
-    }
-
-    /// Returns the number of first key blocks of a sequence that are whole and may be visible.
-    pub(crate) fn whole_blocks(&self, sequence: usize) -> usize {
-        let visible = self.visible_blocks(sequence);
-        if visible.start == 0 && self.rows_of(sequence) > 0 {
-            visible.end.min(self.sequence(sequence).kv_len / KEY_BLOCK)
-        } else {
-            0
-        }
-    }
-
-    /// Returns the numbers of the blocks that hold [`Self::visible_keys`].
-    pub(crate) fn visible_blocks(&self, sequence: usize) -> Range<usize> {
-        let keys = self.visible_keys(sequence);
-        if keys.is_empty() { 0..0 } else { keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK) }
     }
 }

@@ -117,12 +117,6 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
         let slot = Slot { heads: parts.units.heads, floats, head: unit.head };
         self.slots.choose_slot(entries.clone(), slot, &mut regions);
         let task = AttentionTask::reading(self.bound, set, next);
-        if !task.holds(first) {
-            // Between first keys and a window. What is accumulated in order stays as it is.
-            let clear = if in_order { 0..0 } else { entries };
-            // SAFETY: the caller guarantees the entries, and that their parts are this worker's alone.
-            return clear.for_each(|entry| unsafe { parts.clear(Unit { entry, ..unit }) });
-        }
         if entries.len() == 1 {
             // Directly where the merge reads it.
             // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
@@ -144,7 +138,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
         let units = &self.parts.units;
         let at = self.parts.address_of(unit).cast();
         // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.
-        let keys_of = |unit: Unit| RowSet::of(units.entry(unit.entry).sequence, unit.head, 0..0);
+        let keys_of = |unit: Unit| RowSet { rows: 0..0, ..units.rows_of(unit.entry..unit.entry + 1, unit.head) };
         let next = next.map(|next| (keys_of(next), units.first_key(next)));
         Next::Block { accumulated: (at, self.parts.cold_bytes(unit)), next }
     }
@@ -167,6 +161,8 @@ fn are_alike(call: &Call<'_>, given: Given) -> bool {
         row_positions: _,
         key_positions: _,
         period: _,
+        #[cfg(test)]
+            listed: _,
     } = &call.options;
     bias.is_none() && alibi.is_none() && mask.is_none() && dropout.is_none() && !given.score && !given.mask
 }

@@ -51,9 +51,8 @@ impl<S: Simd> AttentionTask<'_, S> {
         regions.clear_state(self.set.rows.len());
         regions.clear_outputs(0..self.set.rows.len(), self.tiling.width());
         let padded = self.set.rows.len().next_multiple_of(LANES);
-        let start = self.call.visible_blocks(self.set.sequence).start;
         let units = || {
-            let blocks = self.blocks().map(|first| first / KEY_BLOCK - start);
+            let blocks = self.blocks().map(|first| self.blocks.place(first / KEY_BLOCK));
             blocks.map(|block| Unit { entry, head: self.set.kv_head, block })
         };
         for unit in units() {

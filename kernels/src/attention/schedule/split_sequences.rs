@@ -1,9 +1,11 @@
 //! Sequences with key blocks that are divided among workers, in an order that makes those with a common prefix neighbours:
 //! blocks that several sequences share are computed once for all of them.
 
+use crate::attention::call::blocks::Blocks;
 use crate::attention::call::{Call, SplitSequence};
 use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::simd::LANES;
+use crate::tensor::rows::KEY_BLOCK;
 use core::cmp::Ordering;
 use core::ops::Range;
 
@@ -67,8 +69,7 @@ impl SplitSequence {
     const END: Self = Self {
         sequence: usize::MAX,
         rows: 0,
-        first_block: 0,
-        blocks: 0,
+        blocks: Blocks::all(0),
         shared: 0,
         in_order: false,
         first_unit: 0,
@@ -77,13 +78,13 @@ impl SplitSequence {
 
     /// Creates the entry of a sequence that comes first and shares nothing.
     pub(crate) fn new(call: &Call<'_>, sequence: usize) -> Self {
-        let (rows, visible) = (call.rows_of(sequence), call.visible_blocks(sequence));
-        Self { sequence, rows, first_block: visible.start, blocks: visible.len(), ..Self::END }
+        let rows = call.rows_of(sequence);
+        Self { sequence, rows, blocks: call.blocks(sequence, &call.sequence(sequence), 0..rows), ..Self::END }
     }
 
     /// Returns the number of parts of each head.
     pub(crate) fn parts(&self) -> usize {
-        if self.in_order { 1 } else { self.blocks }
+        if self.in_order { 1 } else { self.blocks.len() }
     }
 }
 
@@ -127,7 +128,9 @@ impl SplitSequences {
         self.list.extend(sequences().map(|sequence| SplitSequence::new(call, sequence)));
         if call.may_share_keys() {
             // First all blocks that might be shared, then those that are.
-            self.list.iter_mut().for_each(|entry| entry.shared = call.whole_blocks(entry.sequence));
+            for entry in &mut self.list {
+                entry.shared = entry.blocks.leading().min(call.sequence(entry.sequence).kv_len / KEY_BLOCK);
+            }
             self.list.sort_unstable_by(|a, b| common_blocks(call, a, b).1.then(a.sequence.cmp(&b.sequence)));
             for i in (1..self.list.len()).rev() {
                 self.list[i].shared = common_blocks(call, &self.list[i - 1], &self.list[i]).0;
@@ -162,7 +165,7 @@ impl SplitSequences {
         let mut units = 0usize;
         for entry in &mut self.list {
             entry.first_unit = units;
-            units = (entry.blocks - entry.shared).checked_mul(heads)?.checked_add(units)?;
+            units = (entry.blocks.len() - entry.shared).checked_mul(heads)?.checked_add(units)?;
         }
         Some(units)
     }
@@ -182,7 +185,7 @@ impl SplitSequences {
             let together = then == Then::Merge && self.runs.together(self.list[first].first_unit..end);
             let in_order = together && call.kv.has_value_panels();
             for entry in &mut self.list[first..past] {
-                (entry.in_order, entry.first_float) = (in_order && entry.blocks > 0, floats);
+                (entry.in_order, entry.first_float) = (in_order && entry.blocks.len() > 0, floats);
                 let part = part_floats(entry.rows, value_dim.next_multiple_of(LANES));
                 floats = entry.parts().checked_mul(heads)?.checked_mul(part)?.checked_add(floats)?;
             }

@@ -31,7 +31,7 @@ enum Order {
     Blocks,
 }
 
-/// Unit: a key block of an entry of the [list](SplitSequences) and a head, counted from the first block that the entry's sequence sees.
+/// Unit: a key block of an entry of the [list](SplitSequences) and a head, by its place among the blocks of the entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unit {
     pub(crate) entry: usize,
@@ -76,16 +76,18 @@ impl<'a> Units<'a> {
         &self.entries[..self.entries()][entry]
     }
 
-    /// Returns all rows of some entries, at least one, that share a key/value head.
+    /// Returns all rows of some entries, of which there is one at least, that share a key/value head, and the blocks of the
+    /// first. Rows of several entries meet blocks that all of them see wholly.
     pub(crate) fn rows_of(&self, entries: Range<usize>, kv_head: usize) -> RowSet<'a> {
         let rows = 0..entries.clone().map(|entry| self.entry(entry).rows).sum();
-        RowSet { sequence: self.entry(entries.start).sequence, others: &self.entries[entries][1..], kv_head, rows }
+        let SplitSequence { sequence, blocks, .. } = &self.entries[entries.start];
+        RowSet { sequence: *sequence, others: &self.entries[entries][1..], kv_head, rows, blocks: Some(blocks) }
     }
 
     /// Returns the first key of a unit's block.
     #[inline]
     pub(crate) fn first_key(&self, unit: Unit) -> usize {
-        (self.entry(unit.entry).first_block + unit.block) * KEY_BLOCK
+        self.entry(unit.entry).blocks.at(unit.block) * KEY_BLOCK
     }
 
     /// Returns the unit with this number, which is below [`Self::len`].
@@ -118,33 +120,33 @@ impl<'a> Units<'a> {
     pub(crate) fn offset(&self, unit: Unit, width: usize) -> usize {
         let entry = self.entry(unit.entry);
         let &SplitSequence { first_float, blocks, rows, in_order, .. } = entry;
-        assert!(unit.block < blocks && unit.head < self.heads, "{unit:?} is none of the entries'");
+        assert!(unit.block < blocks.len() && unit.head < self.heads, "{unit:?} is none of the entries'");
         let part = if in_order { 0 } else { unit.block };
         first_float + (unit.head * entry.parts() + part) * part_floats(rows, width)
     }
 }
 
-impl Units<'_> {
-    /// Number of merges; some may have no rows.
+impl<'a> Units<'a> {
+    /// Number of merges, of which some may have no rows.
     pub(crate) fn merges(&self) -> usize {
         // `SplitSequences::try_fill` has checked that this does not overflow.
         self.entries() * self.heads * merges_of(self.most_rows)
     }
 
     /// Returns the merge with this number, which is below [`Self::merges`], if it has rows.
-    pub(crate) fn merge(&self, number: usize) -> Option<Merge> {
+    pub(crate) fn merge(&self, number: usize) -> Option<Merge<'a>> {
         let chunks = merges_of(self.most_rows);
         let (number, chunk) = (number / chunks, number % chunks);
         let (entry, head) = (number / self.heads, number % self.heads);
         let first = chunk * MERGED_ROWS;
         let rows = first..self.entry(entry).rows.min(first + MERGED_ROWS);
-        let rows = RowSet::of(self.entry(entry).sequence, head, rows);
+        let rows = RowSet { rows, ..self.rows_of(entry..entry + 1, head) };
         (!rows.rows.is_empty()).then_some(Merge { entry, rows })
     }
 }
 
-/// Rows of an entry and key/value head with parts that are merged together, and the entry.
-pub(crate) struct Merge {
+/// Rows of an entry and key/value head whose parts are merged together, and the entry.
+pub(crate) struct Merge<'a> {
     pub(crate) entry: usize,
-    pub(crate) rows: RowSet<'static>,
+    pub(crate) rows: RowSet<'a>,
 }
