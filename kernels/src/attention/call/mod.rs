@@ -211,8 +211,8 @@ impl Call<'_> {
         Blocks::Holding(self.visible.keys_of_rows(first, last, seq.kv_len))
     }
 
-    /// Returns the first and the last position of some rows of a sequence, one at least, counted as in a [`RowSet`]; of all its rows, if they
-    /// belong to several heads.
+    /// Returns the first and the last position of some rows of a sequence, one at least, counted as in a [`RowSet`]; of all its
+    /// rows, if they belong to several heads.
     pub(crate) fn positions(&self, sequence: usize, seq: &Sequence, rows: Range<usize>) -> [isize; 2] {
         let (q_len, ends) = (seq.q_len, [rows.start, rows.end - 1]);
         // Rows of one head are in order; a task that covers several heads may hold any row. One row a head needs no division.
