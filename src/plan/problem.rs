@@ -4,7 +4,7 @@
 use crate::plan::call_time;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{Call, CheckedCall, Outputs};
+use sdpa_kernels::{Call, CheckedCall};
 
 /// Checked call, bound to its inputs and outputs: nothing is checked again when it runs. Only a mask function may not fit it, or it
 /// may be told to stop.
@@ -59,7 +59,7 @@ impl<'a> Problem<'a> {
     /// Takes the call apart, for the unfused baseline of this repository alone.
     #[cfg(feature = "_probe")]
     #[doc(hidden)]
-    pub fn into_parts(self) -> (Call<'a>, Outputs<'a>) {
+    pub fn into_parts(self) -> (Call<'a>, sdpa_kernels::Outputs<'a>) {
         self.checked.into_parts()
     }
 }

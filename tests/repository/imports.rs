@@ -21,6 +21,7 @@ const KERNELS: Rooms = &[
     "attention::scratch",
     "attention::call",
     "attention::steps",
+    "attention::products",
     "attention::blocks",
     "attention::forward",
     "attention::backward",

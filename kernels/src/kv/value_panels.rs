@@ -118,7 +118,7 @@ impl<T: Copy> ValuePanels<T> {
     }
 
     /// Iterates over the panels: their columns, and their rows.
-    #[inline(always)]
+    #[cfg(any(test, feature = "_probe"))]
     pub(crate) fn panels(self) -> impl Iterator<Item = (Range<usize>, Rows<T>)> {
         // SAFETY: the panel exists.
         self.layout.panels().map(move |columns| (columns.clone(), unsafe { self.from(columns.start) }))

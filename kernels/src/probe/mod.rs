@@ -9,7 +9,7 @@ pub use self::balance::balance;
 pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
-use crate::attention::products::Multiply;
+use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::{QueryRows, RunKeys};
 use crate::attention::products::pv::{ValueSums, WeightSigns};
 use crate::attention::products::score_run::ScoreRun;

@@ -9,7 +9,7 @@ use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::products::Multiply;
+use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::{QueryRows, RunKeys};
 use crate::attention::products::pv::{ValueSums, WeightSigns};
 use crate::attention::products::score_run::ScoreRun;

@@ -2,9 +2,10 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::queries::{Queries, are_readable_in_place};
+use crate::attention::products::by_arithmetic;
+use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::{KeySource, KeysToPack, LaterKeys, Packing, QueryRows, RunKeys};
 use crate::attention::products::score_run::ScoreRun;
-use crate::attention::products::{Multiply, by_arithmetic};
 use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::kv::key_block::Keys;

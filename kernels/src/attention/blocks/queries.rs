@@ -1,8 +1,9 @@
 //! Query rows of a task: where they lie, or in scratch in the form that their products take.
 
 use crate::attention::blocks::task::AttentionTask;
+use crate::attention::products::by_arithmetic;
+use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::QueryRow;
-use crate::attention::products::{Arithmetic, Multiply, by_arithmetic};
 use crate::attention::scratch::{QueryMemory, Regions};
 use crate::simd::Simd;
 use crate::tensor::any::Tensor;

@@ -2,7 +2,7 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::call::row_mods::{KeyBits, is_visible};
-use crate::attention::products::Multiply;
+use crate::attention::products::multiply::Multiply;
 use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::infinite;
 use crate::attention::steps::span::Spans;

@@ -2,9 +2,10 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
+use crate::attention::products::by_arithmetic;
+use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::{Packing, ValuesToPack};
 use crate::attention::products::pv::{ValueSums, WeightSigns};
-use crate::attention::products::{Multiply, by_arithmetic};
 use crate::attention::scratch::{Regions, SCORE_STRIDE};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::softmax;

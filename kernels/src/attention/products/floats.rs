@@ -1,12 +1,13 @@
 //! Products of floats: the loop for many rows or the one for few.
 
+use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{
     KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
 };
 use crate::attention::products::pv::{self, ValueSums};
 use crate::attention::products::qk;
 use crate::attention::products::score_run::ScoreRun;
-use crate::attention::products::{Arithmetic, Multiply, pv_many, qk_many};
+use crate::attention::products::{pv_many, qk_many};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;

@@ -1,6 +1,7 @@
 //! Products of int4: queries as bytes by keys of half bytes; weights, rounded to bytes, by values of half bytes (`pv_int4.rs`).
 
 use crate::attention::products::int8::quantise_query;
+use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{
     KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
 };
@@ -8,7 +9,6 @@ use crate::attention::products::pv::{ValueSums, Values, WeightSigns};
 use crate::attention::products::pv_int4::Int4Values;
 use crate::attention::products::qk_int8::{Int8Queries, IntegerKeys, IntegerScores};
 use crate::attention::products::score_run::ScoreRun;
-use crate::attention::products::{Arithmetic, Multiply};
 use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};

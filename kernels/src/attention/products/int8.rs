@@ -1,12 +1,12 @@
 //! Products of int8: queries as bytes by keys of bytes; weights, rounded to 16 bits, by values of bytes, in fours of keys.
 
+use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{
     KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
 };
 use crate::attention::products::pv::{ValueSums, Values, values};
 use crate::attention::products::qk_int8::{Int8Queries, IntegerKeys, IntegerScores};
 use crate::attention::products::score_run::ScoreRun;
-use crate::attention::products::{Arithmetic, Multiply};
 use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};

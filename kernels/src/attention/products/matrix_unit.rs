@@ -4,12 +4,12 @@
 //! the odd ones another, and the sum of both is added once to what the steps before left. Subnormal inputs and sums count as 0.
 //! (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS.)
 
+use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{
     KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
 };
 use crate::attention::products::pv::ValueSums;
 use crate::attention::products::score_run::ScoreRun;
-use crate::attention::products::{Arithmetic, Multiply};
 use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax::{SoftmaxState, WeightForm, softmax};

@@ -1,12 +1,12 @@
 //! Products of bfloat16 pairs, by the machine's own dot product: see `matmul/bf16_pairs.rs`.
 
+use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{
     KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
 };
 use crate::attention::products::pv::{ValueSums, Values, values};
 use crate::attention::products::qk;
 use crate::attention::products::score_run::ScoreRun;
-use crate::attention::products::{Arithmetic, Multiply};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax::{SoftmaxState, WeightForm, softmax};
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};

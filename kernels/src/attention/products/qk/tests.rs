@@ -1,5 +1,5 @@
 use super::*;
-use crate::attention::products::Multiply;
+use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::RunKeys;
 use crate::attention::steps::span::Span;
 use crate::kv::key_block::Keys;

@@ -1,0 +1,98 @@
+//! What an arithmetic of products is.
+
+use crate::attention::products::operands::{KeySource, KeysToPack, QueryRow, QueryRows, RunKeys, ValuesToPack};
+use crate::attention::products::pv::ValueSums;
+use crate::attention::products::score_run::ScoreRun;
+use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::softmax::{SoftmaxState, softmax};
+use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
+use crate::matmul::operands::Floats;
+use crate::simd::Simd;
+
+/// Arithmetic of products: how queries and keys, weights and values lie in memory, and the loops that multiply them.
+///
+/// Queries become rows of [`Self::query_floats`] floats of scratch. Keys are [`Keys`], packed by [`Self::pack_keys`] where they
+/// cannot be [read in place](Self::reads_keys). Weights lie in rows of scores. Values are [`Columns`] of a block, likewise packed
+/// or read in place.
+pub(crate) trait Multiply {
+    /// Number of neighbouring elements that are multiplied at once.
+    const GROUP: usize;
+    /// True if values are always finite, and read where they lie.
+    const FINITE: bool = false;
+    /// True if the [softmax](Self::softmax) stores weights as they are multiplied.
+    const ROUNDS_IN_SOFTMAX: bool = false;
+
+    /// Returns the number of rows of a tile: rows whose keys one span describes.
+    fn tile_rows<S: Simd>() -> usize {
+        S::TILE_ROWS
+    }
+
+    /// Returns the number of floats of scratch that a query takes.
+    fn query_floats(head_dim: usize) -> usize;
+    /// Writes a query to scratch. `room` is scratch for a row.
+    ///
+    /// # Safety
+    /// The query is readable.
+    unsafe fn store_query<S: Simd>(s: S, query: QueryRow<'_>, room: &mut [f32], to: &mut [f32]);
+
+    /// Returns true if a task of `rows` rows reads these keys where they lie.
+    fn reads_keys(keys: Keys, rows: usize, head_dim: usize) -> bool;
+    /// Returns the number of floats of scratch that sixteen packed keys take.
+    fn panel_floats(source: KeySource, head_dim: usize) -> usize;
+    /// Packs keys into `out`, unless that is done, and returns them as they lie there.
+    ///
+    /// # Safety
+    /// The keys are readable. The result is used while `out` holds them.
+    unsafe fn pack_keys<S: Simd>(s: S, keys: KeysToPack, out: &mut [f32]) -> Keys;
+    /// Computes the scores of a row block against a run of keys.
+    ///
+    /// # Safety
+    /// Every query and all keys of the run are readable, in the forms that this arithmetic reads; queries in scratch lie one
+    /// after the other.
+    unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: QueryRows<'_>, keys: RunKeys);
+
+    /// Turns scores into weights, and merges them into the rows' state.
+    fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
+        softmax::<S, Floats>(s, row_block, state);
+    }
+    /// Brings weights into the form in which they meet these values; `from` is the arithmetic of the softmax that stored them.
+    ///
+    /// # Safety
+    /// The values' scales are readable.
+    unsafe fn prepare_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, values: BlockValues, from: Arithmetic);
+    /// Returns the weight of a key in a row of prepared weights.
+    fn weight(weights: &[f32], key: usize) -> f32 {
+        weights[key]
+    }
+
+    /// Returns true if a row block of `rows` rows reads these values where they lie, if all of them are finite.
+    fn reads_values(columns: &Columns, rows: usize) -> bool;
+    /// Packs values into `out`, unless that is done, and returns them as they lie there, filled up to whole vectors of columns.
+    ///
+    /// # Safety
+    /// The values are readable. The result is used while `out` holds them.
+    unsafe fn pack_values<S: Simd>(s: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues;
+    /// Adds weighted sums of values to running outputs.
+    ///
+    /// # Safety
+    /// For every key of every span, the values of the columns of `sums` are readable, to the end of the vector that holds the
+    /// last, in the form that this arithmetic reads. If rows end, each row's pointer is writable for these columns, which no
+    /// other worker writes.
+    unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues);
+}
+
+/// Arithmetic of products, as a value: see [`Multiply`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arithmetic {
+    /// Floats; elements that are shorter are widened.
+    Floats,
+    /// Pairs of bfloat16, by the machine's own dot product.
+    Bf16Pairs,
+    /// Fours of bytes; weights of 16 bits.
+    Int8,
+    /// Eights of half bytes; weights of eight bits.
+    Int4,
+    /// Pairs of bfloat16, by a model of a matrix unit.
+    #[cfg(matrix_unit_model)]
+    MatrixUnit,
+}
