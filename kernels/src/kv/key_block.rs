@@ -146,13 +146,16 @@ impl BlockValues {
                 match self {
                     Self::Rows { rows, .. } => (ColumnValues::Elements(rows.columns_from(first)), usize::MAX),
                     Self::ValuePanels(panels) => {
-                        (ColumnValues::Elements(panels.from(first)), panels.layout().panel(first).end - first)
+                        let (rows, together) = panels.from(first);
+                        (ColumnValues::Elements(rows), together)
                     }
                     Self::Pairs(panels) => {
-                        (ColumnValues::Pairs(panels.from(first)), panels.layout.panel(first).end - first)
+                        let (rows, together) = panels.from(first);
+                        (ColumnValues::Pairs(rows), together)
                     }
                     Self::Int8 { values, .. } => {
-                        (ColumnValues::Int8(values.from(first)), values.layout.panel(first).end - first)
+                        let (rows, together) = values.from(first);
+                        (ColumnValues::Int8(rows), together)
                     }
                     Self::Int4 { values, numbers } => {
                         (Self::blocks_of_int4(values, numbers, first, columns.end), usize::MAX)

@@ -93,17 +93,18 @@ impl<T: Copy> ValuePanels<T> {
         Self { first: Rows::strided(first, layout.panel(0).len() as isize, 1), layout }
     }
 
-    /// Returns the rows from a column on, to the end of its panel.
+    /// Returns the rows from a column on, to the end of its panel, and the number of columns up to there.
     ///
     /// # Safety
     /// The column exists.
     #[inline]
-    pub(crate) unsafe fn from(self, column: usize) -> Rows<T> {
+    pub(crate) unsafe fn from(self, column: usize) -> (Rows<T>, usize) {
         debug_assert!(column < self.layout.width, "column {column} of {}", self.layout.width);
+        let panel = self.layout.panel(column);
         // SAFETY: the caller guarantees that the column exists: all panels of a block lie in the memory that starts with
         // the first.
-        let rows = unsafe { self.first.columns_from(self.layout.at(0, column)) };
-        rows.with_step(self.layout.panel(column).len() as isize)
+        let rows = unsafe { self.first.columns_from(panel.start * self.layout.rows + column - panel.start) };
+        (rows.with_step(panel.len() as isize), panel.end - column)
     }
 
     /// Returns the rows of panel `n`, where panels are [vectors](ValueOrder::Vectors).
@@ -121,7 +122,7 @@ impl<T: Copy> ValuePanels<T> {
     #[cfg(any(test, feature = "_probe"))]
     pub(crate) fn panels(self) -> impl Iterator<Item = (Range<usize>, Rows<T>)> {
         // SAFETY: the panel exists.
-        self.layout.panels().map(move |columns| (columns.clone(), unsafe { self.from(columns.start) }))
+        self.layout.panels().map(move |columns| (columns.clone(), unsafe { self.from(columns.start).0 }))
     }
 }
 
@@ -141,13 +142,20 @@ impl AnyValuePanels {
         by_type!(Typed => Typed, self, |value_panels| value_panels.first)
     }
 
-    /// Returns the rows from a column on, to the end of its panel.
+    /// Returns the rows from a column on, and the number of columns, as [`ValuePanels::from`] does.
     ///
     /// # Safety
     /// The column exists.
-    pub(crate) unsafe fn from(self, column: usize) -> AnyRows {
-        // SAFETY: the caller guarantees that the column exists.
-        by_type!(Typed => Typed, self, |value_panels| unsafe { value_panels.from(column) })
+    #[inline]
+    pub(crate) unsafe fn from(self, column: usize) -> (AnyRows, usize) {
+        let together;
+        let rows = by_type!(Typed => Typed, self, |value_panels| {
+            // SAFETY: the caller guarantees that the column exists.
+            let (rows, columns) = unsafe { value_panels.from(column) };
+            together = columns;
+            rows
+        });
+        (rows, together)
     }
 }
 

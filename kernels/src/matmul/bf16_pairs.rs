@@ -151,9 +151,15 @@ unsafe fn pack_values_of<S: Simd, T: Element>(
         for (vec, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             let (first, mut two) = (vec * LANES, [[Bf16::default(); LANES]; 2]);
             for (row, to) in (2 * pair..n).zip(&mut two) {
-                let to = &mut to[..LANES.min(cols - first)];
-                // SAFETY: row `row < n`, columns below `cols`, as the caller guarantees.
-                unsafe { copy_row(s, values.at(row).offset(first as isize * values.element), values.element, to) };
+                let here = LANES.min(cols - first);
+                // SAFETY: row `row < n`, columns below `cols`, as the caller guarantees; `to` is sixteen elements.
+                unsafe {
+                    let from = values.at(row).offset(first as isize * values.element);
+                    match here {
+                        LANES if values.element == 1 => Bf16::store(s, to.as_mut_ptr(), T::load(s, from)),
+                        _ => copy_row(s, from, values.element, &mut to[..here]),
+                    }
+                }
                 nonfinite.treat(to);
             }
             for lane in 0..LANES {

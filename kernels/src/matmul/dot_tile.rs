@@ -211,26 +211,34 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
         // first: their totals are added in registers, where one chain at a time would add them in memory.
         let middle = depth.min(first + chain);
         let last = if const { paired::<S>(MR, NV) } { depth.min(middle + chain) } else { middle };
-        let both = last - middle;
         panels.prefetch_pages::<S, NV, LEVEL>(s, first..last);
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
         let [one, two] = &mut sums;
-        for i in 0..both {
-            // SAFETY: `first + i < middle + i < last ≤ depth`, inside the rows and panels that the caller guarantees.
-            unsafe {
-                panels.multiply_add::<S, MR, NV, LEVEL>(s, &rows, first + i, one);
-                panels.multiply_add::<S, MR, NV, LEVEL>(s, &rows, middle + i, two);
+        // SAFETY: elements below `depth`, inside the rows and panels that the caller guarantees.
+        unsafe {
+            let chains = [panels.begin(s, &rows, first..middle, one), panels.begin(s, &rows, middle..last, two)];
+            // The second chain is no longer than the first, but may have a load more.
+            let both = if const { T::TERMS == 1 } { last - middle } else { chains[0].len().min(chains[1].len()) };
+            for i in 0..both {
+                panels.multiply_load::<S, MR, NV, LEVEL>(s, &rows, chains[0].start + i, one);
+                panels.multiply_load::<S, MR, NV, LEVEL>(s, &rows, chains[1].start + i, two);
             }
-        }
-        for i in first + both..middle {
-            // SAFETY: `i < depth`, inside the rows and panels that the caller guarantees.
-            unsafe { panels.multiply_add::<S, MR, NV, LEVEL>(s, &rows, i, one) };
+            for load in chains[0].start + both..chains[0].end {
+                panels.multiply_load::<S, MR, NV, LEVEL>(s, &rows, load, one);
+            }
+            if const { T::TERMS > 1 } {
+                for load in chains[1].start + both..chains[1].end {
+                    panels.multiply_load::<S, MR, NV, LEVEL>(s, &rows, load, two);
+                }
+            }
+            panels.end(s, &rows, first..middle, one);
+            panels.end(s, &rows, middle..last, two);
         }
         if first > 0 {
             // SAFETY: the caller guarantees `out`, and an earlier turn of this loop has written it.
             unsafe { totals.add_to(s, one) };
         }
-        if both > 0 {
+        if middle < last {
             add_chain(s, one, two);
         }
         // SAFETY: the caller guarantees `out`.
@@ -254,43 +262,115 @@ struct Panels<T> {
 impl<T> Panels<T> {
     /// Prefetches the pages that hold what will be read later as these elements are now.
     #[inline(always)]
-    fn prefetch_pages<S: Simd, const NV: usize, const LEVEL: u8>(self, s: S, elements: Range<usize>) {
+    fn prefetch_pages<S: Simd, const NV: usize, const LEVEL: u8>(self, s: S, elements: Range<usize>)
+    where
+        T: KeyOperand<S>,
+    {
         let Some(later) = self.later else { return };
+        let loads = elements.start / T::TERMS..elements.end.div_ceil(T::TERMS);
         // Panels whose lines alternate share their pages.
         for n in 0..if later.panel < later.step { 1 } else { NV } {
-            s.prefetch_pages(const { Level::of(LEVEL) }, later.of(elements.start, n), elements.len() * later.step);
+            s.prefetch_pages(const { Level::of(LEVEL) }, later.of(loads.start, n), loads.len() * later.step);
         }
     }
 
-    /// `sums[row][panel] += rows[row][i] · panels[panel][i]`.
+    /// Multiplies the element of a chain before its first whole load, if there is one. Returns the whole loads.
     ///
     /// # Safety
-    /// `rows` point to `depth` elements each, there are `NV` panels that deep, and `i < depth`.
+    /// As [`Self::multiply`], for the elements of the chain.
     #[inline(always)]
-    unsafe fn multiply_add<S: Simd, const MR: usize, const NV: usize, const LEVEL: u8>(
+    unsafe fn begin<S: Simd, const MR: usize, const NV: usize>(
         self,
         s: S,
         rows: &[*const f32; MR],
-        i: usize,
+        chain: Range<usize>,
+        sums: &mut [[S::V; NV]; MR],
+    ) -> Range<usize>
+    where
+        T: KeyOperand<S>,
+    {
+        if const { T::TERMS == 1 } {
+            return chain;
+        }
+        let first = chain.start.div_ceil(T::TERMS);
+        if chain.start < chain.end.min(first * T::TERMS) {
+            // SAFETY: same contract.
+            unsafe { self.multiply(s, rows, [first - 1, 1], sums) };
+        }
+        first..(chain.end / T::TERMS).max(first)
+    }
+
+    /// Multiplies the element of a chain after its last whole load, if there is one.
+    ///
+    /// # Safety
+    /// As [`Self::multiply`], for the elements of the chain.
+    #[inline(always)]
+    unsafe fn end<S: Simd, const MR: usize, const NV: usize>(
+        self,
+        s: S,
+        rows: &[*const f32; MR],
+        chain: Range<usize>,
         sums: &mut [[S::V; NV]; MR],
     ) where
         T: KeyOperand<S>,
     {
-        // SAFETY: panel `n < NV` has element `i < depth` of sixteen keys.
-        let columns = |n: usize| unsafe { T::of_panel(s, self.first.add(n * self.panel), i) };
+        if const { T::TERMS > 1 } && chain.start < chain.end && !chain.end.is_multiple_of(T::TERMS) {
+            // SAFETY: same contract.
+            unsafe { self.multiply(s, rows, [chain.end / T::TERMS, 0], sums) };
+        }
+    }
+
+    /// Multiplies the elements of a load, and prefetches later memory.
+    ///
+    /// # Safety
+    /// As [`Self::multiply`], for all elements of the load.
+    #[inline(always)]
+    unsafe fn multiply_load<S: Simd, const MR: usize, const NV: usize, const LEVEL: u8>(
+        self,
+        s: S,
+        rows: &[*const f32; MR],
+        load: usize,
+        sums: &mut [[S::V; NV]; MR],
+    ) where
+        T: KeyOperand<S>,
+    {
+        for n in 0..NV {
+            // Each line is prefetched once, where loads share one.
+            if let Some(later) = self.later
+                && (NV * load + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * T::TERMS * size_of::<T>()) })
+            {
+                s.prefetch_line(const { Level::of(LEVEL) }, later.of(load, n));
+            }
+        }
+        for e in 0..T::TERMS {
+            // SAFETY: same contract.
+            unsafe { self.multiply(s, rows, [load, e], sums) };
+        }
+    }
+
+    /// `sums[row][panel] += rows[row][i] · panels[panel][i]` for element `e` of a load.
+    ///
+    /// # Safety
+    /// `rows` point to `depth` elements each, there are `NV` panels that deep, and the element is one of these.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, const MR: usize, const NV: usize>(
+        self,
+        s: S,
+        rows: &[*const f32; MR],
+        [load, e]: [usize; 2],
+        sums: &mut [[S::V; NV]; MR],
+    ) where
+        T: KeyOperand<S>,
+    {
+        // SAFETY: panel `n < NV` has the element of sixteen keys.
+        let columns = |n: usize| unsafe { T::of_panel(s, self.first.add(n * self.panel), load, e) };
         let mut column = [columns(0); NV];
         for n in 0..NV {
-            // Each line is prefetched once, where elements share one.
-            if let Some(later) = self.later
-                && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
-            {
-                s.prefetch_line(const { Level::of(LEVEL) }, later.of(i, n));
-            }
             column[n] = columns(n);
         }
         for r in 0..MR {
-            // SAFETY: row `r < MR` has `depth` elements, `i < depth`.
-            let x = unsafe { T::By::x(s, rows[r], i) };
+            // SAFETY: row `r < MR` has the element.
+            let x = unsafe { T::By::x(s, rows[r], load * T::TERMS + e) };
             for n in 0..NV {
                 sums[r][n] = T::By::fma(s, x, column[n], sums[r][n]);
             }

@@ -63,6 +63,8 @@ pub(crate) unsafe trait MulAdd<S: Simd> {
 pub(crate) unsafe trait Operand<S: Simd>: Copy {
     /// Number of rows of elements that a term of a sum takes: two of those whose pairs are elements of two rows.
     const ROWS: usize = 1;
+    /// Number of elements of a packed key that lie side by side, 1 or 2, and are loaded together.
+    const TERMS: usize = 1;
     /// Number of bytes of an element in each of its columns.
     const COLUMN_BYTES: usize = size_of::<Self>();
     /// True if tiles of P·V can end (finish) rows of these: only with `f32`, so that the code is not compiled for others.
@@ -75,13 +77,14 @@ pub(crate) unsafe trait Operand<S: Simd>: Copy {
     fn panel(depth: usize) -> usize {
         depth * LANES
     }
-    /// Loads element `i` of a packed panel of sixteen keys.
+    /// Loads element `e` of load `load` of a packed panel of sixteen keys; a load has [`Self::TERMS`].
     ///
     /// # Safety
     /// The panel has such an element.
     #[inline(always)]
-    unsafe fn of_panel(s: S, panel: *const Self, i: usize) -> <Self::By as MulAdd<S>>::Y {
-        let row = panel.wrapping_add(i * LANES);
+    unsafe fn of_panel(s: S, panel: *const Self, load: usize, e: usize) -> <Self::By as MulAdd<S>>::Y {
+        debug_assert!(e == 0, "element {e} of a load of one");
+        let row = panel.wrapping_add(load * LANES);
         // SAFETY: the caller guarantees the element in each of sixteen lanes.
         unsafe { Self::y(s, [row; 2], 0) }
     }
@@ -266,6 +269,7 @@ pub(crate) struct PairElement(Bf16);
 
 // SAFETY: sixteen pairs are read, which hold the element of each lane.
 unsafe impl<S: Simd> Operand<S> for PairElement {
+    const TERMS: usize = 2;
     type By = Floats;
 
     #[inline(always)]
@@ -274,9 +278,9 @@ unsafe impl<S: Simd> Operand<S> for PairElement {
     }
 
     #[inline(always)]
-    unsafe fn of_panel(s: S, panel: *const Self, i: usize) -> S::V {
+    unsafe fn of_panel(s: S, panel: *const Self, load: usize, e: usize) -> S::V {
         // SAFETY: the caller guarantees the element, and so its pair.
-        unsafe { s.load_of_pairs(panel.cast::<Bf16x2>().add(i / 2 * LANES), i % 2) }
+        unsafe { s.load_of_pairs(panel.cast::<Bf16x2>().add(load * LANES), e) }
     }
 
     #[inline(always)]

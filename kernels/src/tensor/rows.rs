@@ -197,6 +197,7 @@ impl Table {
 
 impl Scales {
     /// Copies scales to the entries of their rows, one slice after the other, and returns all of them.
+    #[inline]
     pub(crate) fn fill<'a>(&mut self, stretches: impl Iterator<Item = &'a [f32]>) -> &[f32] {
         let mut filled = 0;
         for stretch in stretches {

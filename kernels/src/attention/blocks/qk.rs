@@ -35,11 +35,11 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let (task, n, head_dim) = (self.task, row_block.len(), self.task.tiling.head_dim);
         // Few rows of the whole task, not of the row block: a later row block finds its keys packed already.
         let few = task.set.rows.len() <= MEMORY_BOUND_ROWS;
-        let ready = A::reads_keys(self.keys, task.set.rows.len(), head_dim);
-        let source = KeySource { keys: self.keys, values: self.values };
+        let ready = A::reads_keys(&self.keys, task.set.rows.len(), head_dim);
         let run = match ready {
             true => KEY_BLOCK,
             false => {
+                let source = KeySource { keys: &self.keys, values: &self.values };
                 let fit = self.regions.keys.len() / A::panel_floats(source, head_dim) * LANES;
                 fit.min(if few { READING_KEYS } else { KEY_BLOCK })
             }
@@ -55,6 +55,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 // The keys to come are prefetched either by these tiles or by packing.
                 let all = if later.is_some() { keys.len() } else { needed.end - first };
                 assert!(first + keys.len().max(all) <= self.len, "keys outside the block");
+                let source = KeySource { keys: &self.keys, values: &self.values };
                 let to_pack = KeysToPack { source, keys: keys.clone(), all, head_dim, packing };
                 // SAFETY: the block's keys exist, and their packed form is used before others are packed.
                 run_keys.keys = unsafe { A::pack_keys(task.s, to_pack, self.regions.keys) };

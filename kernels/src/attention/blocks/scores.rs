@@ -101,9 +101,11 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 self.spans.of_rows(rows, tile_rows).fill(whole);
                 return;
             }
-            for (tile, first) in row_block.clone().step_by(tile_rows).enumerate() {
+            let (tiles, mut first) = (self.spans.of_rows(rows, tile_rows).len(), row_block.start);
+            for tile in 0..tiles {
                 let of_tile = first..row_block.end.min(first + tile_rows);
-                self.spans.of_rows(rows, tile_rows)[tile] = self.span_by_rules(of_tile);
+                first = of_tile.end;
+                self.spans.set(tile, self.span_by_rules(of_tile));
             }
             return;
         }

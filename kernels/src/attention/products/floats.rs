@@ -43,8 +43,8 @@ impl Multiply for Floats {
         }
     }
 
-    fn reads_keys(keys: Keys, rows: usize, _: usize) -> bool {
-        match keys {
+    fn reads_keys(keys: &Keys, rows: usize, _: usize) -> bool {
+        match *keys {
             // Many rows read panels of floats, side by side.
             Keys::Packed(Typed::F32(panels)) => rows <= MEMORY_BOUND_ROWS || !panels.are_scattered(),
             Keys::Packed(_) | Keys::Pairs(_) => rows <= MEMORY_BOUND_ROWS,
@@ -52,16 +52,16 @@ impl Multiply for Floats {
         }
     }
 
-    fn panel_floats(_: KeySource, head_dim: usize) -> usize {
+    fn panel_floats(_: KeySource<'_>, head_dim: usize) -> usize {
         LANES * head_dim.max(LANES)
     }
 
-    unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack, out: &mut [f32]) -> Keys {
+    unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {
         let KeysToPack { source, keys, all, head_dim, packing } = to_pack;
         if packing == Packing::Needed {
             // SAFETY: the caller guarantees the keys; a cache's panels are whole.
             unsafe {
-                match source.keys {
+                match *source.keys {
                     Keys::Packed(panels) => {
                         let (panels, n) = (panels.rows_from(keys.start / LANES), keys.len().div_ceil(LANES));
                         pack::pack_rows(s, panels, [n, head_dim * LANES], NonFinite::Ignored, out);

@@ -38,19 +38,19 @@ impl Multiply for Int4Fours {
         int4::block_sums(row, quads, sums);
     }
 
-    fn reads_keys(keys: Keys, _: usize, _: usize) -> bool {
+    fn reads_keys(keys: &Keys, _: usize, _: usize) -> bool {
         matches!(keys, Keys::Int4 { .. })
     }
 
-    fn panel_floats(source: KeySource, head_dim: usize) -> usize {
+    fn panel_floats(source: KeySource<'_>, head_dim: usize) -> usize {
         let [bytes, numbers] = latent_sizes(source, head_dim);
         (bytes + numbers * size_of::<F16>()) / size_of::<f32>()
     }
 
     /// Packs latent keys, which are stored as values are, and the numbers of their blocks behind them.
-    unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack, out: &mut [f32]) -> Keys {
+    unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {
         let KeysToPack { source, keys, head_dim, packing, .. } = to_pack;
-        let BlockValues::Int4 { mut values, numbers: stored } = source.values else {
+        let &BlockValues::Int4 { mut values, numbers: stored } = source.values else {
             unreachable!("latent keys of half bytes")
         };
         let [bytes, count] = latent_sizes(source, head_dim);
@@ -135,7 +135,7 @@ impl Multiply for Int4Fours {
 }
 
 /// Returns the number of bytes of a packed panel of latent keys, and of numbers beside it.
-fn latent_sizes(source: KeySource, head_dim: usize) -> [usize; 2] {
+fn latent_sizes(source: KeySource<'_>, head_dim: usize) -> [usize; 2] {
     let BlockValues::Int4 { numbers, .. } = source.values else { unreachable!("values are half bytes") };
     [blocks(head_dim) * BLOCK_BYTES, numbers.kind.number_bytes(LANES, head_dim) / size_of::<F16>()]
 }

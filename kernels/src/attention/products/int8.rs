@@ -34,18 +34,18 @@ impl Multiply for Int8Fours {
         sums[0] = unsafe { quantise_query(s, query, room, quads) };
     }
 
-    fn reads_keys(keys: Keys, _: usize, _: usize) -> bool {
+    fn reads_keys(keys: &Keys, _: usize, _: usize) -> bool {
         matches!(keys, Keys::Int8 { .. })
     }
 
-    fn panel_floats(_: KeySource, head_dim: usize) -> usize {
+    fn panel_floats(_: KeySource<'_>, head_dim: usize) -> usize {
         int8::panel_bytes(head_dim) / size_of::<f32>()
     }
 
     /// Packs latent keys, which are stored as values are. The values are their first columns.
-    unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack, out: &mut [f32]) -> Keys {
+    unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {
         let KeysToPack { source, keys, head_dim, packing, .. } = to_pack;
-        let BlockValues::Int8 { values, scales } = source.values else { unreachable!("latent keys of bytes") };
+        let &BlockValues::Int8 { values, scales } = source.values else { unreachable!("latent keys of bytes") };
         let (bytes, fours) = (int8::panel_bytes(head_dim), keys.start / QUAD);
         let out = &mut elements_mut::<i8>(out)[..keys.len().div_ceil(LANES) * bytes];
         // SAFETY: the caller guarantees the keys, so there are as many quads; the block's memory outlives the result.

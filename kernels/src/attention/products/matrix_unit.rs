@@ -50,21 +50,21 @@ impl Multiply for MatrixUnit {
         }
     }
 
-    fn reads_keys(_: Keys, _: usize, _: usize) -> bool {
+    fn reads_keys(_: &Keys, _: usize, _: usize) -> bool {
         false
     }
 
-    fn panel_floats(_: KeySource, head_dim: usize) -> usize {
+    fn panel_floats(_: KeySource<'_>, head_dim: usize) -> usize {
         LANES * pairs(head_dim)
     }
 
-    unsafe fn pack_keys<S: Simd>(_: S, to_pack: KeysToPack, out: &mut [f32]) -> Keys {
+    unsafe fn pack_keys<S: Simd>(_: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {
         let KeysToPack { source, keys, head_dim, packing, .. } = to_pack;
         let panel = LANES * pairs(head_dim);
         if packing == Packing::Needed {
             // SAFETY: the caller guarantees the keys, of `head_dim` elements.
             let element = |j: usize, i: usize| unsafe {
-                match source.keys {
+                match *source.keys {
                     _ if j >= keys.end || i >= head_dim => 0,
                     Keys::Rows(Typed::Bf16(rows)) => (*rows.at(j).offset(i as isize * rows.element)).0,
                     Keys::Pairs(panels) => (*panels.at(j / LANES).add(i / 2 * LANES + j % LANES)).elements()[i % 2],

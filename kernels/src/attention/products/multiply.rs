@@ -36,14 +36,14 @@ pub(crate) trait Multiply {
     unsafe fn store_query<S: Simd>(s: S, query: QueryRow<'_>, room: &mut [f32], to: &mut [f32]);
 
     /// Returns true if a task of `rows` rows reads these keys where they lie.
-    fn reads_keys(keys: Keys, rows: usize, head_dim: usize) -> bool;
+    fn reads_keys(keys: &Keys, rows: usize, head_dim: usize) -> bool;
     /// Returns the number of floats of scratch that sixteen packed keys take.
-    fn panel_floats(source: KeySource, head_dim: usize) -> usize;
+    fn panel_floats(source: KeySource<'_>, head_dim: usize) -> usize;
     /// Packs keys into `out`, unless that is done, and returns them as they lie there.
     ///
     /// # Safety
     /// The keys are readable. The result is used while `out` holds them.
-    unsafe fn pack_keys<S: Simd>(s: S, keys: KeysToPack, out: &mut [f32]) -> Keys;
+    unsafe fn pack_keys<S: Simd>(s: S, keys: KeysToPack<'_>, out: &mut [f32]) -> Keys;
     /// Computes the scores of a row block against a run of keys.
     ///
     /// # Safety

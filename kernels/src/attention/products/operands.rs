@@ -29,15 +29,15 @@ pub(crate) struct QueryRows<'a> {
 
 /// Keys of a block, and its values, which latent keys lie in.
 #[derive(Clone, Copy)]
-pub(crate) struct KeySource {
-    pub(crate) keys: Keys,
-    pub(crate) values: BlockValues,
+pub(crate) struct KeySource<'b> {
+    pub(crate) keys: &'b Keys,
+    pub(crate) values: &'b BlockValues,
 }
 
 /// Keys to be packed.
 #[derive(Clone)]
-pub(crate) struct KeysToPack {
-    pub(crate) source: KeySource,
+pub(crate) struct KeysToPack<'b> {
+    pub(crate) source: KeySource<'b>,
     /// Keys of the block, from a whole panel on.
     pub(crate) keys: Range<usize>,
     /// Number of keys from the first of these on that are packed or, after these, prefetched.

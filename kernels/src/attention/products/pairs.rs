@@ -43,21 +43,21 @@ impl Multiply for Bf16Pairs {
         to.copy_from_slice(&wide[..to.len()]);
     }
 
-    fn reads_keys(keys: Keys, rows: usize, _: usize) -> bool {
+    fn reads_keys(keys: &Keys, rows: usize, _: usize) -> bool {
         matches!(keys, Keys::Pairs(panels) if rows <= MEMORY_BOUND_ROWS || !panels.are_scattered())
     }
 
-    fn panel_floats(_: KeySource, head_dim: usize) -> usize {
+    fn panel_floats(_: KeySource<'_>, head_dim: usize) -> usize {
         LANES * head_dim.max(LANES)
     }
 
-    unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack, out: &mut [f32]) -> Keys {
+    unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {
         let KeysToPack { source, keys, all, head_dim, packing } = to_pack;
         let panel = head_dim.div_ceil(2) * LANES;
         if packing == Packing::Needed {
             // SAFETY: the caller guarantees the keys; a cache's panels are whole.
             unsafe {
-                match source.keys {
+                match *source.keys {
                     Keys::Rows(Typed::Bf16(rows)) => {
                         let n = [keys.len(), all];
                         bf16_pairs::pack(s, rows.rows_from(keys.start), n, head_dim, elements_mut(out));

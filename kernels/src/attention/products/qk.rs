@@ -91,7 +91,7 @@ impl LaterKeys {
             Self::Panels { far } => {
                 // SAFETY: the caller guarantees the panel.
                 let at = unsafe { dot_tile::behind(keys, of, T::panel(depth) * size_of::<T>(), far) };
-                Later::in_order(at.cast(), LANES * size_of::<T>(), vecs)
+                Later::in_order(at.cast(), LANES * T::TERMS * size_of::<T>(), vecs)
             }
             Self::Rows { at, bytes } => Later::in_order(at.wrapping_add(of[0] * depth * bytes), bytes, vecs),
         }

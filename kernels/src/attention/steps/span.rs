@@ -106,23 +106,32 @@ pub(crate) struct Spans {
     tiles: [Span; MAX_TILES],
     len: usize,
     tile_rows: usize,
+    /// [`UNIT`] divided by the rows of a tile, rounded up: a row's tile is found without a division.
+    inverse: usize,
 }
+
+/// Unit of the inverse of a number of rows. The inverse gives the tile of each row of a row block, as it is off by less than one.
+const UNIT: usize = 1 << 16;
+const _: () = assert!((MAX_ROW_BLOCK + MAX_SPAN_ROWS) * MAX_SPAN_ROWS < UNIT);
 
 impl Spans {
     /// No spans. A constant to copy: constructing it was 3 % of a tiny call.
-    pub(crate) const NONE: Self = Self { tiles: [Span::EMPTY; MAX_TILES], len: 0, tile_rows: MIN_TILE_ROWS };
+    pub(crate) const NONE: Self = Self { tiles: [Span::EMPTY; MAX_TILES], len: 0, tile_rows: 1, inverse: UNIT };
 
     /// Makes spans of tiles of `tile_rows` rows.
     pub(crate) fn of(spans: &[Span], tile_rows: usize) -> Self {
         let mut all = Self::NONE;
-        all.tiles[..spans.len()].copy_from_slice(spans);
-        Self { len: spans.len(), tile_rows, ..all }
+        all.of_rows(spans.len() * tile_rows, tile_rows).copy_from_slice(spans);
+        all
     }
 
     /// Makes room for the spans of `rows` rows, and returns it.
     #[inline]
     pub(crate) fn of_rows(&mut self, rows: usize, tile_rows: usize) -> &mut [Span] {
-        (self.len, self.tile_rows) = (rows.div_ceil(tile_rows), tile_rows);
+        if tile_rows != self.tile_rows {
+            (self.tile_rows, self.inverse) = (tile_rows, UNIT.div_ceil(tile_rows));
+        }
+        self.len = self.tile_of(rows + tile_rows - 1);
         &mut self.tiles[..self.len]
     }
 
@@ -135,13 +144,25 @@ impl Spans {
     /// Returns the span of a row.
     #[inline]
     pub(crate) fn of_row(&self, row: usize) -> Span {
-        self[row / self.tile_rows]
+        self[self.tile_of(row)]
+    }
+
+    /// Returns the tile of a row.
+    #[inline(always)]
+    fn tile_of(&self, row: usize) -> usize {
+        row * self.inverse / UNIT
+    }
+
+    /// Sets the span of a tile.
+    #[inline]
+    pub(crate) fn set(&mut self, tile: usize, span: Span) {
+        self.tiles[tile] = span;
     }
 
     /// Returns true if they are those of a row block of `rows` rows.
     #[inline]
     pub(crate) fn are_of(&self, rows: usize) -> bool {
-        self.len == rows.div_ceil(self.tile_rows)
+        self.len == self.tile_of(rows + self.tile_rows - 1)
     }
 }
 
@@ -214,5 +235,25 @@ impl RowKeys {
         let [first, past] = [panels.trailing_zeros(), u16::BITS - panels.leading_zeros()].map(|n| n as usize * LANES);
         let all = self.all && self.panels & (classes.hidden | classes.mixed) == 0;
         Self { from: self.from.max(first), to: self.to.min(past), all, panels }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_in_their_tiles() {
+        for tile_rows in 1..=MAX_SPAN_ROWS {
+            for rows in (0..=MAX_ROW_BLOCK).filter(|rows| rows.div_ceil(tile_rows) <= MAX_TILES) {
+                let mut spans = Spans::NONE;
+                assert_eq!(
+                    spans.of_rows(rows, tile_rows).len(),
+                    rows.div_ceil(tile_rows),
+                    "{rows} rows by {tile_rows}"
+                );
+                assert!(spans.are_of(rows) && (0..rows).all(|row| spans.tile_of(row) == row / tile_rows));
+            }
+        }
     }
 }

@@ -161,12 +161,14 @@ impl PackedPool {
     ///
     /// # Panics
     /// If the pool has no such page.
+    #[inline]
     pub(super) fn place(&self, page: usize) -> Range<usize> {
         assert!(page < self.pages, "page {page} of {}", self.pages);
         let floats = self.store.sizes.floats();
         page * floats..(page + 1) * floats
     }
 
+    #[inline]
     pub(super) fn page(&self, page: usize) -> &[f32] {
         &self.memory.floats()[self.place(page)]
     }

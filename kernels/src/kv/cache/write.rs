@@ -13,6 +13,7 @@ use crate::simd::isa::Isa;
 use crate::simd::{Bf16x2, LANES};
 use crate::tensor::any::{AnyRows, Tensor};
 use crate::tensor::element::{Bf16, Dtype, Element, F16};
+use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 /// Rows of keys and values, and their place in a block.
@@ -125,6 +126,7 @@ impl Head<'_> {
     fn write_elements<T: Element + Plain>(&mut self, key: Option<Source>, value: Option<Source>) {
         match (key, T::DTYPE) {
             (Some(key), Dtype::F32) => self.write_float_keys(key),
+            (Some(key), Dtype::Bf16) if self.sizes.group() > 1 => self.write_key_pairs(key),
             (Some(key), Dtype::Bf16 | Dtype::F16) => self.place_keys::<T>(key),
             (None, _) => {}
         }
@@ -138,9 +140,7 @@ impl Head<'_> {
     /// Writes keys as floats: whole panels are transposed in registers, the last one filled up, and keys before them placed row by
     /// row.
     fn write_float_keys(&mut self, key: Source) {
-        let before = key.n.min(self.first.wrapping_neg() % LANES);
-        let before = if key.n - before < LANES { key.n } else { before };
-        self.place_keys::<f32>(Source { n: before, ..key });
+        let before = self.place_keys_before_panels::<f32>(key);
         if before < key.n {
             let (rows, left) = (key.from(before, 0), [key.n - before; 2]);
             let places = part_mut(self.block, self.parts.keys.clone());
@@ -150,14 +150,45 @@ impl Head<'_> {
         }
     }
 
+    /// Writes keys as pairs of elements, in panels as [`Self::write_float_keys`] does.
+    fn write_key_pairs(&mut self, key: Source) {
+        let before = self.place_keys_before_panels::<Bf16>(key);
+        let (sizes, at) = (self.sizes, self.first);
+        let places = part_mut::<Bf16x2>(self.block, self.parts.keys.clone());
+        for first in (before..key.n).step_by(LANES) {
+            for column in (0..key.dim).step_by(PART) {
+                let [n, cols] = [LANES.min(key.n - first), PART.min(key.dim - column)];
+                let (from, mut rows) = (key.from(first, column), [Bf16::default(); LANES * PART]);
+                let places = &mut places[sizes.key(at + first, column) / 2..][..cols.div_ceil(2) * LANES];
+                // SAFETY: `n` rows, which have the columns; copied, they lie in whole vectors.
+                dispatch!(self.isa, |s| unsafe {
+                    pack::pack_rows(s, from, [n, cols], NonFinite::Ignored, &mut rows);
+                    let rows = Rows::strided(rows.as_ptr(), cols.next_multiple_of(LANES) as isize, 1);
+                    bf16_pairs::pack(s, rows, [n; 2], cols, places);
+                });
+            }
+        }
+    }
+
+    /// Writes the keys before the first whole panel row by row, or all if they fill none. Returns their number.
+    fn place_keys_before_panels<T: Element + Plain>(&mut self, key: Source) -> usize {
+        let before = key.n.min(self.first.wrapping_neg() % LANES);
+        let n = if key.n - before < LANES { key.n } else { before };
+        self.place_keys::<T>(Source { n, ..key });
+        n
+    }
+
     /// Writes keys to their lanes of packed panels, row by row.
     fn place_keys<T: Element + Plain>(&mut self, key: Source) {
         let (sizes, first, group) = (self.sizes, self.first, self.sizes.group());
         let places = part_mut::<T>(self.block, self.parts.keys.clone());
         key.for_each_part(self.isa, |row, d, floats| {
-            let places = places[sizes.key(first + row, d)..].chunks_mut(group * LANES);
-            for (places, floats) in places.zip(floats.chunks(group)) {
-                places.iter_mut().zip(floats).for_each(|(place, &x)| *place = T::narrow(x));
+            let places = &mut places[sizes.key(first + row, d)..];
+            for e in 0..group.min(floats.len()) {
+                let places = places[e..].iter_mut().step_by(group * LANES);
+                for (place, &x) in places.zip(floats[e..].iter().step_by(group)) {
+                    *place = T::narrow(x);
+                }
             }
         });
     }
