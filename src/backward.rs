@@ -129,7 +129,7 @@ impl Attention {
         Ok(BackwardProblem { checked, saved, gradients, part: Part::Whole, shape })
     }
 
-    /// Returns the call, whose precision is exact, if everything fits together.
+    /// Returns the call, with exact precision, if everything fits together.
     pub(crate) fn checked_backward<'a>(
         &self,
         inputs: &Inputs<'a>,

@@ -78,7 +78,7 @@ impl Plan {
         by_rows
     }
 
-    /// Plans the states of each block of keys by itself, whose number of rows may be too large: see the tiling.
+    /// Plans the states of each single block of keys. The number of rows may be too large: see the tiling.
     #[cfg(feature = "parts")]
     pub(crate) fn of_blocks(problem: &Problem<'_>, exec: Exec) -> Self {
         let (shape, rows) = (problem.shape, problem.longest_rows());
@@ -107,7 +107,7 @@ impl Plan {
     /// among workers: if there are several blocks, and partial results stay small.
     pub(crate) fn split_work(&self, problem: &Problem<'_>, most_rows: usize) -> Option<Accumulation> {
         let (shape, call) = (problem.shape, problem.call());
-        // Sequences that are not ragged have as many rows each; there may be any number of them without rows.
+        // Sequences that are not ragged are equally long; there may be any number of them without rows.
         let rows = (shape.heads / shape.kv_heads.max(1)).saturating_mul(shape.q_len);
         let none = call.options.ragged.is_none() && !(1..=most_rows).contains(&rows);
         if none || shape.kv_len <= KEY_BLOCK || !problem.may_be_split() {

@@ -4,7 +4,7 @@
 //! is here. Kernels start no threads, but for a [`ThreadPool`], and, once scratch has grown, allocate nothing.
 //!
 //! Control flow: a [`Call`] (views and options) and its outputs, if they fit together, make a [`CheckedCall`]; a [`Launch`] of
-//! it hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`, whose steps (`scores`,
+//! it hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`. Its steps (`scores`,
 //! `softmax`, `values`) are written on the sixteen-lane vector of `simd/mod.rs`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

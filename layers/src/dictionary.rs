@@ -5,7 +5,7 @@ use crate::error::{LONGEST_DIM, exactly, multiple_of, room, same};
 use core::marker::PhantomData;
 use sdpa::{Attention, Error, Inputs, Outputs, Point, View, ViewMut};
 
-/// Number of queries of which [`Dictionary::best_many`] holds the scores at a time: enough to make packing the keys a small
+/// Number of queries for which [`Dictionary::best_many`] holds scores at a time: enough to make packing the keys a small
 /// part of the work.
 const BEST_ROWS: usize = 128;
 

@@ -6,7 +6,7 @@ use crate::shape::Shape;
 use sdpa_kernels::{Alignment, Bound, Call, Options, Precision, Ragged, Visible, tensors_fit};
 
 impl<'a> Inputs<'a> {
-    /// Returns the call with default settings, of which nothing is checked but that keys fit values.
+    /// Returns the call with default settings. Nothing of it is checked but that keys fit values.
     pub(crate) fn call(&self) -> Result<Call<'a>, Error> {
         if let Source::Tensors { k, v } = self.source {
             tensors_fit(self.q.shape(), k.shape(), v.shape())?;

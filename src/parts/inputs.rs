@@ -157,12 +157,12 @@ impl<'a> Inputs<'a> {
     /// one row for all.
     ///
     /// Sequences are those of a batch, or ragged ones laid end to end in tensors. Of ragged sequences, biases and masks have
-    /// batch 1, or with one row for all also as many as sequences; their columns are the keys of the longest sequence, and keys
+    /// batch 1, or, with one row for all, a batch of the sequences; their columns are the keys of the longest sequence, and keys
     /// and values stay those of all.
     ///
     /// ```
     /// use sdpa::{Attention, AttnState, Exec, Inputs, View};
-    /// // Sequences of 2 and 3 rows, of which rows 1, 2 and 3 are here: the last two belong to the second.
+    /// // Sequences of 2 and 3 rows, rows 1, 2 and 3 are here: the last two belong to the second.
     /// let x = [0.0; 5 * 8];
     /// let (q, kv) = (View::bhld(&x[..24], [1, 1, 3, 8])?, View::bhld(&x, [1, 1, 5, 8])?);
     /// let inputs = Inputs::new(q, kv, kv).ragged(&[0, 2, 5], &[0, 4, 5]).kv_lens(&[3, 1]);

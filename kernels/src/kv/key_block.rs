@@ -106,7 +106,7 @@ impl ColumnValues {
     }
 }
 
-/// Distance of rows in bytes from which tiles of many rows read them from a copy: each is on a page of its own.
+/// Distance of rows in bytes from which tiles of many rows read them from a copy: each is on another page.
 pub const FAR_ROWS: usize = 4096;
 
 impl Columns {
@@ -130,7 +130,7 @@ impl Columns {
 }
 
 impl BlockValues {
-    /// Iterates over some of the columns, as many together as are contiguous; of int4 values, all of them, which begin with a block.
+    /// Iterates over some of the columns, contiguous ones together; of int4 values, all of them, which begin with a block.
     ///
     /// # Safety
     /// The values have these columns.

@@ -58,7 +58,7 @@ pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2],
 /// Widens whole panels of pairs, of `d` elements, to `[panel][d][16]`.
 ///
 /// # Safety
-/// There are as many panels as `out` has room for.
+/// There is a panel for each that `out` has room for.
 pub(crate) unsafe fn widen_panels<S: Simd>(s: S, panels: Rows<Bf16x2>, d: usize, out: &mut [f32]) {
     s.vectorize(
         #[inline(always)]
@@ -76,7 +76,7 @@ pub(crate) unsafe fn widen_panels<S: Simd>(s: S, panels: Rows<Bf16x2>, d: usize,
 /// Widens values of pairs of keys, of whole vectors of columns, to a row of `width` floats for each key.
 ///
 /// # Safety
-/// There are values for as many keys as `out` has room for.
+/// There are values for each key that `out` has room for.
 pub(crate) unsafe fn widen_values<S: Simd>(s: S, values: Rows<Bf16x2>, width: usize, out: &mut [f32]) {
     s.vectorize(
         #[inline(always)]
@@ -94,7 +94,7 @@ pub(crate) unsafe fn widen_values<S: Simd>(s: S, values: Rows<Bf16x2>, width: us
 /// Copies values of `n` keys that are pairs, of `width` columns; a last one of an odd number is beside zeros.
 ///
 /// # Safety
-/// There are values for as many keys.
+/// There are values for these keys.
 pub(crate) unsafe fn copy_values(
     values: Rows<Bf16x2>,
     [n, width]: [usize; 2],

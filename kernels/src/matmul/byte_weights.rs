@@ -1,8 +1,8 @@
 //! Weights as bytes, for values of four bits.
 //!
 //! In each block of keys and of columns, a row's weights times the scales of their values are rounded to whole units, 255 of
-//! which are the largest. Each key has a threshold of its own, a fraction of a unit: what is left beyond whole units is
-//! rounded up if it reaches that. Thresholds are spread evenly, also over any run of keys, so many weights that are far below
+//! which are the largest. Each key has its threshold, a fraction of a unit: what is left beyond whole units is
+//! rounded up if it reaches that. Thresholds are spread evenly, also over any run of keys, so weights that are far below
 //! a unit keep their sum; if all were rounded to the nearest, they would be lost.
 
 use crate::simd::{Int8Dot, LANES, Simd, lanes};
@@ -48,7 +48,7 @@ pub(crate) type Panel = [f32; LANES];
 /// finite.
 ///
 /// # Safety
-/// Each row has as many readable panels as there are scales.
+/// Each row has a readable panel for each of the scales.
 #[inline(always)]
 pub(crate) unsafe fn units<S: Int8Dot, const R: usize, const STRIDE: usize>(
     s: S,
@@ -77,14 +77,14 @@ pub(crate) unsafe fn units<S: Int8Dot, const R: usize, const STRIDE: usize>(
     units
 }
 
-/// Rounds the weights of `R` rows, `STRIDE` floats apart, whose values have these scales, to whole units, in rows of bytes
+/// Rounds the weights of `R` rows, `STRIDE` floats apart, by the scales of their values, to whole units, in rows of bytes
 /// [`ROW_FLOATS`] apart. The weights are those of a block's panels from `first` on. Weights that are not finite become any number.
 ///
 /// # Panics
 /// If a block has no such panels.
 ///
 /// # Safety
-/// Each row has as many readable panels as there are scales, and room for their bytes.
+/// Each row has a readable panel for each of the scales, and room for its bytes.
 #[inline(always)]
 pub(crate) unsafe fn round<S: Int8Dot, const R: usize, const STRIDE: usize>(
     s: S,
@@ -115,7 +115,7 @@ pub(crate) unsafe fn round<S: Int8Dot, const R: usize, const STRIDE: usize>(
 /// Returns the sum of the weights times these numbers, for each of `R` rows, `STRIDE` floats apart.
 ///
 /// # Safety
-/// Each row has as many readable panels as there are numbers.
+/// Each row has a readable panel for each panel of numbers.
 #[inline(always)]
 pub(crate) unsafe fn weighted_sums<S: Simd, const R: usize, const STRIDE: usize>(
     s: S,
@@ -147,7 +147,7 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
-    /// Makes the unit of weights of which this is the largest; ∞ or NaN if one is not finite. It is never subnormal.
+    /// Makes the unit of weights from the largest; ∞ or NaN if one is not finite. It is never subnormal.
     #[inline(always)]
     fn new(largest: f32) -> Self {
         let least = MOST * f32::MIN_POSITIVE;

@@ -83,14 +83,14 @@ impl Later {
     }
 }
 
-/// Returns the address of what is read `far` bytes after panel `n` of `all`, of so many bytes each. The table of scattered panels
-/// has twice as many entries as panels.
+/// Address `far` bytes after panel `n`; there are `all` panels of `bytes` each. The table of scattered panels has two entries for
+/// each panel.
 ///
 /// # Safety
 /// There is such a panel.
 #[inline(always)]
 pub(crate) unsafe fn behind<T>(keys: Rows<T>, [n, all]: [usize; 2], bytes: usize, far: usize) -> *const T {
-    // SAFETY: the caller guarantees panel `n`, and so as many entries of a table as are read.
+    // SAFETY: the caller guarantees panel `n`, and so the entries of a table that are read.
     unsafe {
         match keys.are_scattered() {
             true => keys.at((n + far.div_ceil(bytes.max(1))).min(2 * all - 1)),
@@ -105,7 +105,7 @@ pub(crate) const FAR: usize = 16 << 10;
 /// Distance for the first-level cache, of 48 KiB: lines from further away push out what tiles use again.
 const FAR_IN_FIRST: usize = 10 << 10;
 
-/// Elements of packed keys whose products are floats.
+/// Elements of packed keys, with products that are floats.
 pub(crate) trait KeyOperand<S: Simd>: Operand<S, By: MulAdd<S, Sum = S::V>> {}
 impl<S: Simd, T: Operand<S, By: MulAdd<S, Sum = S::V>>> KeyOperand<S> for T {}
 
@@ -138,7 +138,7 @@ pub(crate) fn panels<S: Simd>(s: S, rows: usize, [in_first, most]: [usize; 2]) -
 }
 
 /// Returns what stands for the level that `rows` rows prefetch panels into, or for none if they are many or memory cannot be
-/// prefetched. Rows that prefetch take as many panels at a time as [`panels`] says: `in_first` at most into the first level, one
+/// prefetched. [`panels`] says how many panels such rows take at a time: `in_first` at most into the first level, one
 /// into the second.
 #[inline(always)]
 pub(crate) fn level<S: Simd>(s: S, rows: usize) -> u8 {
@@ -268,7 +268,7 @@ impl<T> Panels<T> {
     {
         let Some(later) = self.later else { return };
         let loads = elements.start / T::TERMS..elements.end.div_ceil(T::TERMS);
-        // Panels whose lines alternate share their pages.
+        // Panels with alternating lines share their pages.
         for n in 0..if later.panel < later.step { 1 } else { NV } {
             s.prefetch_pages(const { Level::of(LEVEL) }, later.of(loads.start, n), loads.len() * later.step);
         }

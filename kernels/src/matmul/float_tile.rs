@@ -1,5 +1,4 @@
-//! Products of f32 rows and f32 columns: the inner loop of scores and of P·V of many rows, whose time is that of
-//! arithmetic, of short texts, and of the sums over rows of the backward pass.
+//! Products of f32 rows and f32 columns: the inner loop of scores and of P·V of compute-bound rows, of short texts, and of the sums over rows of the backward pass.
 //!
 //! ```text
 //! sums[r][n] += Σ_i rows[r][i] · columns[i][n]         terms i in order, one chain of FMAs for each lane
@@ -41,7 +40,7 @@ impl Chains {
     /// keeps on the stack cross cache lines.
     ///
     /// # Safety
-    /// As [`add_products`], for as many terms as the depth; `kept` has `MR` rows of `NV` vectors of floats, nobody else's.
+    /// As [`add_products`], for the terms of the depth; `kept` has `MR` rows of `NV` vectors of floats, nobody else's.
     #[inline(always)]
     pub(crate) unsafe fn dot_products<S: Simd, const MR: usize, const NV: usize>(
         self,

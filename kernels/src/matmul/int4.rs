@@ -60,7 +60,7 @@ impl Int4 {
         }
     }
 
-    /// Returns the number of bytes that the numbers of so many rows of `dim` elements take.
+    /// Returns the number of bytes that the numbers of `rows` rows of `dim` elements take.
     pub(crate) const fn number_bytes(self, rows: usize, dim: usize) -> usize {
         rows * blocks(dim) * self.numbers() * size_of::<F16>()
     }
@@ -71,7 +71,7 @@ impl Int4 {
 #[repr(transparent)]
 pub(crate) struct NibbleQuad<H>(pub(crate) [u8; QUAD], PhantomData<H>);
 
-// SAFETY: four bytes of which every bit pattern is valid, aligned as a byte is.
+// SAFETY: four bytes; every bit pattern is valid, and a byte's alignment is enough.
 unsafe impl<H: Half> Plain for NibbleQuad<H> {}
 
 /// Quantises a block of at most 32 elements of magnitude below 65520; the rest of `out` becomes zeros.

@@ -38,7 +38,7 @@ const _: () = assert!(127 * 32767 * (KEY_BLOCK as u64) < 1 << 31, "a block's sum
 #[repr(transparent)]
 pub(crate) struct ValueQuad(pub(crate) [i8; QUAD]);
 
-// SAFETY: four bytes of which every bit pattern is valid, aligned as a byte is.
+// SAFETY: four bytes; every bit pattern is valid, and a byte's alignment is enough.
 unsafe impl Plain for ValueQuad {}
 
 /// Number of keys of a [`ValueQuad`].
@@ -84,7 +84,7 @@ pub(crate) struct Row {
 pub(crate) struct QuerySize {
     /// Number of groups of four elements.
     pub(crate) quads: usize,
-    /// Number of integer sums of which a score is made, each with its own [`Row`].
+    /// Number of integer sums that make a score, each with its [`Row`].
     pub(crate) sums: usize,
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn cut_query(scratch: &mut [f32], size: QuerySize) -> (&mut [Query4],
     const { assert!(align_of::<Query4>() <= align_of::<f32>() && align_of::<Row>() <= align_of::<f32>()) }
     assert!(scratch.len() == size.floats());
     let (bytes, rows) = scratch.split_at_mut(size.quads * size_of::<Query4>() / size_of::<f32>());
-    // SAFETY: as many bytes as the floats, aligned as floats are; both types are made of four-byte numbers without
+    // SAFETY: the floats' bytes, aligned as floats are; both types are made of four-byte numbers without
     // gaps, so every bit pattern is valid for them and for floats.
     unsafe {
         (

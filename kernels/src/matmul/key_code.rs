@@ -15,7 +15,7 @@ pub(crate) trait KeyCode: Copy {
     /// Elements of sixteen keys as they are multiplied.
     type Keys<S: Int8Dot>: Copy;
 
-    /// Panics unless queries are cut for such keys, and what is a slice has the numbers of so many panels.
+    /// Panics unless queries are cut for such keys, and what is a slice has the numbers of `panels` panels.
     fn check(self, size: QuerySize, panels: usize);
     /// Returns the scale of a key, where it has one.
     fn scale(self, key: usize) -> Option<f32>;
@@ -32,7 +32,7 @@ pub(crate) trait KeyCode: Copy {
     /// `p..p + 64` is readable.
     unsafe fn keys<S: Int8Dot>(s: S, p: *const i8) -> Self::Keys<S>;
     /// Adds the products of such keys and a query's quads. `query` is the first quad; of four bits, the second is one of the
-    /// upper half of the block, as many quads further as a block has loads.
+    /// upper half of the block, further on by the loads of a block.
     ///
     /// # Safety
     /// These quads are readable.

@@ -61,7 +61,7 @@ pub(crate) unsafe trait MulAdd<S: Simd> {
 /// # Safety
 /// [`Self::y`] reads the elements that hold a vector's columns, and nothing else.
 pub(crate) unsafe trait Operand<S: Simd>: Copy {
-    /// Number of rows of elements that a term of a sum takes: two of those whose pairs are elements of two rows.
+    /// Number of rows of elements that a term of a sum takes: two if pairs are elements of two rows.
     const ROWS: usize = 1;
     /// Number of elements of a packed key that lie side by side, 1 or 2, and are loaded together.
     const TERMS: usize = 1;
@@ -88,7 +88,7 @@ pub(crate) unsafe trait Operand<S: Simd>: Copy {
         // SAFETY: the caller guarantees the element in each of sixteen lanes.
         unsafe { Self::y(s, [row; 2], 0) }
     }
-    /// Loads vector `n` of a term, whose rows begin at these addresses; the second counts if a term has [two](Self::ROWS).
+    /// Loads vector `n` of a term. Its rows begin at these addresses; the second counts if a term has [two](Self::ROWS).
     ///
     /// # Safety
     /// The rows have a column for each lane.
@@ -151,7 +151,7 @@ unsafe impl<S: Simd, T: Load> Operand<S> for T {
     }
 }
 
-/// Operands that are pairs of bfloat16. Dot products are one chain: sums have half as many terms, of operands that were rounded.
+/// Operands that are pairs of bfloat16. Dot products are one chain: sums have half the terms, of operands that were rounded.
 pub(crate) struct Bf16Pairs;
 
 // SAFETY: `x` reads one pair.
@@ -195,7 +195,7 @@ unsafe impl<S: Bf16Dot> Operand<S> for Bf16x2 {
     }
 }
 
-/// Element of one of two rows of values whose neighbours make pairs. A last value without a neighbour is its own neighbour, with
+/// Element of one of two rows of values; neighbours make pairs. A last value without a neighbour is its own neighbour, with
 /// weight 0.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -213,7 +213,7 @@ unsafe impl<S: Bf16Dot> Operand<S> for HalfPair {
     }
 }
 
-/// Operands that are two floats, whose products are added one after the other.
+/// Operands that are two floats. Their products are added one after the other.
 pub(crate) struct TwoFloats;
 
 // SAFETY: `x` reads two floats.

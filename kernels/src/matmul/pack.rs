@@ -85,7 +85,7 @@ unsafe fn pack_keys_of<S: Simd, T: Element>(s: S, keys: Rows<T>, [n, all]: [usiz
     );
 }
 
-/// Packs at most sixteen keys of `d` elements into one panel, whose lanes without a key hold any numbers: a quarter of the
+/// Packs at most sixteen keys of `d` elements into one panel. Lanes without a key hold any numbers: a quarter of the
 /// time of whole squares where there are four.
 ///
 /// # Safety
@@ -189,7 +189,7 @@ impl<T: Copy> PanelRows<T> {
         sixteen
     }
 
-    /// Calls `f(r, column i of row r)` for sixteen rows, or as many as there are, and prefetches the next panel's.
+    /// Calls `f(r, column i of row r)` for sixteen rows, or all that there are, and prefetches the next panel's.
     ///
     /// # Safety
     /// The rows are still alive, and have such a column.

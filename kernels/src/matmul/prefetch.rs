@@ -7,7 +7,7 @@ use crate::simd::width::LINE_BYTES;
 use crate::simd::{FOUR, LANES, Level, Simd};
 use crate::tensor::any::AnyRows;
 
-/// Largest number of rows a key/value head whose time is that of reading keys and values: tiles then read these from
+/// Largest number of rows a key/value head that are memory-bound: tiles then read keys and values from
 /// front to back, and workers divide them by key blocks (split-KV).
 pub const MEMORY_BOUND_ROWS: usize = 16;
 
@@ -40,7 +40,7 @@ struct Stretch {
     passes: usize,
 }
 
-/// Returns true if tiles of so many vectors prefetch as they compute: full ones of several vectors, of which there are few. A few
+/// Returns true if tiles of `vecs` vectors prefetch as they compute: full ones of several vectors. There are few of these. A few
 /// lines after each would not be enough, and many at once would be waited for.
 const fn prefetches_beside<S: Simd>(vecs: usize) -> bool {
     S::TILE_VECS > 1 && vecs == S::TILE_VECS
@@ -113,7 +113,7 @@ impl PrefetchQueue {
         self.len += 1;
     }
 
-    /// Returns the next lines for a tile of `NV` vectors that prefetches as it computes, at most `most`, as many fours as are
+    /// Returns the next lines for a tile of `NV` vectors that prefetches as it computes, at most `most`: the fours that are
     /// evenly spaced; none if it does not.
     #[inline(always)]
     pub(crate) fn stream<S: Simd, const NV: usize>(&mut self, s: S, most: usize) -> PrefetchStream {
@@ -160,7 +160,7 @@ impl PrefetchQueue {
         (line, step, n)
     }
 
-    /// Adds `n` rows of `dim` elements, as far as they are evenly spaced. Rows whose elements are not contiguous are
+    /// Adds `n` rows of `dim` elements, as far as they are evenly spaced. Rows with elements apart are
     /// not prefetched.
     #[inline]
     pub(crate) fn push_rows(&mut self, rows: AnyRows, n: usize, dim: usize) {

@@ -1,7 +1,7 @@
 //! Register tile shapes as constants.
 //!
 //! Compile time grows with the square of the number of shapes in one function. So a step is compiled once for each number
-//! of vectors, as a function of its own (`by_tile_vecs!` around [`Simd::vectorize`](crate::simd::Simd::vectorize)), which
+//! of vectors, as a separate function (`by_tile_vecs!` around [`Simd::vectorize`](crate::simd::Simd::vectorize)), which
 //! computes all tiles that are so wide, one after the other, and holds one shape for each number of rows
 //! (`by_tile_rows!`). Loops over its rows and vectors count: they are unrolled in every shape, and iterators take longer.
 
@@ -30,7 +30,7 @@ pub(crate) const fn next_part(left: usize, most: usize) -> usize {
     }
 }
 
-/// Returns how many of `left` rows the next tile takes whose registers hold at most `most`: as many as a tile of the row block has,
+/// Returns how many of `left` rows the next tile takes, if registers hold at most `most`: the rows of a tile of the row block,
 /// or, if that is too many, [a part](next_part) of what is left.
 #[inline(always)]
 pub(crate) const fn next_rows<S: Simd>(left: usize, most: usize) -> usize {
@@ -67,7 +67,7 @@ macro_rules! by_tile_rows {
 macro_rules! by_number {
     ($number:expr, $least:expr, $most:expr, $N:ident, $call:expr, $what:literal, $($n:literal)*) => {
         match $number {
-            // A constant condition by itself, not a guard: the call is then not compiled at all where it is false.
+            // A constant condition, not a guard: the call is then not compiled at all where it is false.
             $($n => if const { $least <= $n && $n <= $most } {
                 const $N: usize = $n;
                 $call

@@ -48,7 +48,7 @@ impl<S: Simd, T: Operand<S>> ValueTerms<S, T> {
     /// Returns the addresses of a term's rows.
     ///
     /// # Safety
-    /// The term is one of the span's, whose values exist.
+    /// The term is one of the span's, and its values exist.
     #[inline(always)]
     pub(crate) unsafe fn at(&self, term: usize) -> [*const T; 2] {
         // SAFETY: the caller guarantees the term, and so its first row; the second index is at most the last key.

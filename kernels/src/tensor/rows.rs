@@ -84,7 +84,7 @@ impl<T> Rows<T> {
         Rows { first: first.cast(), step, table, shift, element }
     }
 
-    /// Returns the same rows of elements, `n` of which have the size of one of these.
+    /// Returns the same rows as smaller elements: `n` have the size of one of these.
     pub(crate) fn elements<U>(self, n: isize) -> Rows<U> {
         const { assert!(size_of::<T>() >= size_of::<U>()) }
         let Self { first, step, table, shift, element } = self;

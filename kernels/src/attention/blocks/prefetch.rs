@@ -183,7 +183,7 @@ fn as_floats(pairs: Rows<Bf16x2>) -> AnyRows {
     AnyRows::F32(pairs.cast())
 }
 
-/// Adds the panels of `len` keys, at least one, of so many bytes each.
+/// Adds the panels of `len` keys, at least one, of `bytes` each.
 fn push_panels(prefetch: &mut PrefetchQueue, panels: Rows<i8>, len: usize, bytes: usize) {
     // SAFETY: there is a panel.
     let first = unsafe { panels.at(0) };

@@ -2,7 +2,6 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::queries::{Queries, are_readable_in_place};
-use crate::attention::products::by_arithmetic;
 use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::{KeySource, KeysToPack, LaterKeys, Packing, QueryRows, RunKeys};
 use crate::attention::products::score_run::ScoreRun;
@@ -17,7 +16,7 @@ use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
 /// Distance in keys at which tiles prefetch key rows that are not packed yet, of `row` bytes each: the run after the
-/// next; where the first-level cache is large and few rows prefetch into it, as many keys as it holds beside this run.
+/// next; where the first-level cache is large and few rows prefetch into it, the keys that it holds beside this run.
 /// In whole runs.
 #[inline]
 fn lead(roomy: bool, row: usize) -> usize {
@@ -25,13 +24,9 @@ fn lead(roomy: bool, row: usize) -> usize {
 }
 
 impl<S: Simd> KeyBlock<'_, '_, S> {
-    /// Computes QKᵀ of a row block. `bias` is the bias rows that the next pass adds, if there are any.
-    pub(crate) fn compute_qk(&mut self, row_block: Range<usize>, bias: Option<AnyColumns<'_>>) {
-        by_arithmetic!(self.task.products.keys, |A| self.multiply_keys::<A>(row_block, bias));
-    }
-
-    /// Computes QKᵀ of a row block by one arithmetic, run by run of the keys.
-    fn multiply_keys<A: Multiply>(&mut self, row_block: Range<usize>, bias: Option<AnyColumns<'_>>) {
+    /// Computes QKᵀ of a row block by the arithmetic of the task's queries and keys, run by run of the keys. `bias` is the bias rows
+    /// that the next pass adds, if there are any.
+    pub(crate) fn compute_qk<A: Multiply>(&mut self, row_block: Range<usize>, bias: Option<AnyColumns<'_>>) {
         let (task, n, head_dim) = (self.task, row_block.len(), self.task.tiling.head_dim);
         // Few rows of the whole task, not of the row block: a later row block finds its keys packed already.
         let few = task.set.rows.len() <= MEMORY_BOUND_ROWS;

@@ -42,7 +42,7 @@ impl<'r> Queries<'r> {
     }
 }
 
-/// Stores the task's queries. `room` is the scratch of keys, of which none are packed yet, and which holds sixteen rows or more.
+/// Stores the task's queries. `room` is the scratch of keys: none are packed yet, and it holds at least sixteen rows.
 fn store<S: Simd, A: Multiply>(task: &AttentionTask<'_, S>, room: &mut [f32], stored: &mut [f32]) {
     let head_dim = task.tiling.head_dim;
     let (scale, channels) = (task.call.scale, task.call.kv.key_channels(task.set.kv_head));

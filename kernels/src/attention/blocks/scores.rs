@@ -12,6 +12,7 @@ use crate::attention::call::options::{Covered, Mask};
 use crate::attention::call::outputs::Point;
 use crate::attention::call::row_mods::PanelClasses;
 use crate::attention::call::visibility::VisibleKeys;
+use crate::attention::products::by_arithmetic;
 use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::dropout;
 use crate::attention::steps::mask_passes;
@@ -49,7 +50,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             })
         });
         let bias = bias.as_ref().map(|rows| by_type!(Typed => Typed, rows, |rows| &rows[..]));
-        self.compute_qk(row_block.clone(), bias);
+        by_arithmetic!(self.task.products.keys, |A| self.compute_qk::<A>(row_block.clone(), bias));
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {
             let block = ScoreBlock { scores: self.regions.scores, spans: self.spans, rows };

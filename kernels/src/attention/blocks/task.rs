@@ -209,7 +209,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         self.blocks_in(0..usize::MAX)
     }
 
-    /// Returns those of [`Self::blocks`] whose first keys lie in a range.
+    /// Returns those of [`Self::blocks`] that begin in a range of keys.
     pub(crate) fn blocks_in(&self, keys: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
         let (kv, source, rule) = (&self.call.kv, self.seq.source, self.rule_of_positions());
         let numbers = self.blocks.within(keys.start.div_ceil(KEY_BLOCK)..keys.end.div_ceil(KEY_BLOCK));

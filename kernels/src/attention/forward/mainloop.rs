@@ -140,7 +140,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                     (NonFinite::Ignored, _) => PvMode::Plain,
                 };
                 // SAFETY: rows that end were prepared just now.
-                unsafe { block.accumulate_pv(mode, row_block) };
+                by_arithmetic!(self.products.values, |A| unsafe { block.accumulate_pv::<A>(mode, row_block) });
                 if let PvMode::Ending(ends) = mode {
                     ended.add(number, ends);
                 }

@@ -2,7 +2,6 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
-use crate::attention::products::by_arithmetic;
 use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::{Packing, ValuesToPack};
 use crate::attention::products::pv::{ValueSums, WeightSigns};
@@ -29,20 +28,12 @@ pub(crate) enum PvMode<'a> {
 }
 
 impl<S: Simd> KeyBlock<'_, '_, S> {
-    /// Computes `out ← rescale_prev · out + rescale_block · P V` for a row block.
+    /// Computes `out ← rescale_prev · out + rescale_block · P V` for a row block, by the arithmetic of the task's weights and values,
+    /// contiguous columns after the other.
     ///
     /// # Safety
     /// The ends of [`PvMode::Ending`], if it is that, were prepared for this row block.
-    pub(crate) unsafe fn accumulate_pv(&mut self, mode: PvMode<'_>, row_block: Range<usize>) {
-        // SAFETY: same contract.
-        by_arithmetic!(self.task.products.values, |A| unsafe { self.multiply_values::<A>(mode, row_block) });
-    }
-
-    /// Computes the same by one arithmetic, contiguous columns after the other.
-    ///
-    /// # Safety
-    /// As [`Self::accumulate_pv`].
-    unsafe fn multiply_values<A: Multiply>(&mut self, mode: PvMode<'_>, row_block: Range<usize>) {
+    pub(crate) unsafe fn accumulate_pv<A: Multiply>(&mut self, mode: PvMode<'_>, row_block: Range<usize>) {
         let (task, values, rows) = (self.task, self.values, row_block.len());
         let mode = if A::FINITE { PvMode::Plain } else { mode };
         let nonfinite = if matches!(mode, PvMode::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };

@@ -58,7 +58,7 @@ impl Multiply for Int4Fours {
         let (out, rest) = out.split_at_mut(panels.len() * bytes / size_of::<f32>());
         let (out, numbers) = (elements_mut::<i8>(out), elements_mut::<F16>(rest));
         let kind = stored.kind;
-        // SAFETY: the caller guarantees the keys, so there are as many quads, and the numbers of their panels; the block's memory
+        // SAFETY: the caller guarantees the keys, so their quads and the numbers of their panels are there; the block's memory
         // outlives the result.
         unsafe {
             if packing == Packing::Needed {

@@ -48,7 +48,7 @@ impl Multiply for Int8Fours {
         let &BlockValues::Int8 { values, scales } = source.values else { unreachable!("latent keys of bytes") };
         let (bytes, fours) = (int8::panel_bytes(head_dim), keys.start / QUAD);
         let out = &mut elements_mut::<i8>(out)[..keys.len().div_ceil(LANES) * bytes];
-        // SAFETY: the caller guarantees the keys, so there are as many quads; the block's memory outlives the result.
+        // SAFETY: the caller guarantees the keys, so their quads are there; the block's memory outlives the result.
         unsafe {
             if packing == Packing::Needed {
                 let at = |four: usize, quad| values.first.at(fours + four).add(QUAD * quad).cast();

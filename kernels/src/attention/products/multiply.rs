@@ -22,7 +22,7 @@ pub(crate) trait Multiply {
     /// True if the [softmax](Self::softmax) stores weights as they are multiplied.
     const ROUNDS_IN_SOFTMAX: bool = false;
 
-    /// Returns the number of rows of a tile: rows whose keys one span describes.
+    /// Returns the number of rows of a tile, which one span describes.
     fn tile_rows<S: Simd>() -> usize {
         S::TILE_ROWS
     }

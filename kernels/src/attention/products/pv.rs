@@ -33,7 +33,7 @@ pub(crate) struct Values<'a, 'b, R> {
 
 /// Operands of P·V but the values: a row block's weights for one key block, and the running outputs.
 pub(crate) struct ValueSums<'a> {
-    /// Weights, zero where hidden, [so many floats](row_floats) a row.
+    /// Weights, zero where hidden, [`row_floats`] a row.
     pub(crate) weights: &'a [f32],
     /// Number of columns of the run.
     pub(crate) cols: usize,
@@ -68,7 +68,7 @@ pub(crate) enum WeightSigns {
     Any,
 }
 
-/// Number of keys in a run of which few rows read all columns before the next run, if a tile does not cover all
+/// Number of keys in a run: few rows read all its columns before the next run, if a tile does not cover all
 /// columns: otherwise half of each row would be read first and the other half later, which is slower.
 const RUN: usize = 4 * LANES;
 const _: () = assert!(KEY_BLOCK.is_multiple_of(RUN) && RUN.is_multiple_of(LANES));
@@ -93,7 +93,7 @@ impl Reading {
             && a.fresh;
         let row_bytes = a.vecs().max(1) * LANES * T::ROWS * T::COLUMN_BYTES;
         let far = prefetch_distance(s, values, a.rows, row_bytes);
-        // The distance between rows of which there is one may be any number.
+        // The distance between rows may be any number if there is one.
         let dense = values.step().checked_mul(size_of::<T>() as isize) == Some(row_bytes as isize);
         Self {
             run: if in_runs { RUN } else { KEY_BLOCK },
@@ -110,7 +110,7 @@ impl<'a> ValueSums<'a> {
         self.cols.div_ceil(LANES)
     }
 
-    /// Panics unless weights, factors and outputs hold every row and column, if a row has so many floats of weights.
+    /// Panics unless weights (`row_floats` a row), factors and outputs cover all rows and columns.
     #[inline(always)]
     pub(crate) fn check<S: Simd>(&self, row_floats: usize) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
@@ -123,7 +123,7 @@ impl<'a> ValueSums<'a> {
         debug_assert!(!self.fresh || !self.spans.iter().any(|span| span.is_empty()));
     }
 
-    /// Returns the operands of a tile of `tile_rows` rows, or what is left, none of which ends.
+    /// Returns the operands of a tile of `tile_rows` rows, or what is left; none of its rows ends.
     pub(crate) fn of_tile(&mut self, tile: usize, tile_rows: usize) -> ValueSums<'_> {
         let rows = tile * tile_rows..self.rows.min((tile + 1) * tile_rows);
         ValueSums {
@@ -161,7 +161,7 @@ impl<'a> ValueSums<'a> {
     }
 }
 
-/// Values of as many vectors of columns as a tile has, and a run of keys.
+/// Values of a tile's vectors of columns, and a run of keys.
 struct Strip<T> {
     values: Rows<T>,
     first_vec: usize,
@@ -201,7 +201,7 @@ pub(crate) unsafe fn values<S: Simd, T: Operand<S>>(s: S, a: &mut ValueSums<'_>,
 /// Accumulates P·V for `NV` vectors of columns and a run of keys.
 ///
 /// # Safety
-/// Same contract as [`values`]; `a` was [checked](ValueSums::check), and the vectors are some of its own.
+/// Same contract as [`values`]; `a` was [checked](ValueSums::check), and the vectors are some of these.
 #[inline(always)]
 unsafe fn accumulate_strip<S: Simd, T: Operand<S>, const NV: usize>(s: S, a: &mut ValueSums<'_>, strip: Strip<T>) {
     for_each_register_tile::<S>(

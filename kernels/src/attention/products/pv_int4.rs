@@ -1,4 +1,4 @@
-//! P·V of int4 values: for each block of columns, which has scales of its own, a tile's weights are rounded to bytes and multiplied
+//! P·V of int4 values: for each block of columns, which has its scales, a tile's weights are rounded to bytes and multiplied
 //! by halves of bytes, in fours of keys.
 //!
 //! ```text
@@ -59,7 +59,7 @@ impl Int8DotWork for Values<'_, '_, Int4Values> {
                     #[inline(always)]
                     |rows, span| {
                         let row = rows.start;
-                        // SAFETY: as many rows are left; the operands were checked, and the caller guarantees values and numbers.
+                        // SAFETY: these rows are left; the operands were checked, and the caller guarantees values and numbers.
                         by_tile_rows!(rows.len(), most <Int4Fours as MulAdd<S>>::TILE_ROWS, |MR| unsafe {
                             self.accumulate::<S, MR>(s, RowTile { row, span });
                         });
@@ -71,7 +71,7 @@ impl Int8DotWork for Values<'_, '_, Int4Values> {
 }
 
 impl Values<'_, '_, Int4Values> {
-    /// Panics unless weights, if a row has so many floats of them, factors and outputs hold every row and column.
+    /// Panics unless weights (`row_floats` a row), factors and outputs cover all rows and columns.
     pub(crate) fn check<S: Simd>(&self, row_floats: usize) {
         self.sums.check::<S>(row_floats);
         let blocks = self.values.panels.layout.width.div_ceil(LANES);

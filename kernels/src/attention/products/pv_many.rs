@@ -70,7 +70,7 @@ impl ValueSums<'_> {
 /// Accumulates `NV` vectors of columns, or half of the last, two tiles of rows at a time, if `half` is given.
 ///
 /// # Safety
-/// Same contract as [`values`], whose assertions hold; `a` has the vectors.
+/// Same contract as [`values`]; its assertions hold; `a` has the vectors.
 #[inline(always)]
 unsafe fn strip_values<S: Simd, const NV: usize>(
     s: S,

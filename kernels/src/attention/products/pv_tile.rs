@@ -119,7 +119,7 @@ pub(crate) struct Terms<S, T> {
 /// Largest distance in keys at which values in pages are prefetched.
 const SCATTERED_FAR: usize = 2 * LANES;
 
-/// Returns the distance in terms at which `rows` rows prefetch values: [so many](dot_tile::Later::far) bytes, where a term has
+/// Returns the distance in terms at which `rows` rows prefetch values: those of [`dot_tile::Later::far`], where a term has
 /// `bytes`.
 #[inline(always)]
 pub(crate) fn prefetch_distance<S: Simd, T: Operand<S>>(s: S, values: Rows<T>, rows: usize, bytes: usize) -> usize {
@@ -222,7 +222,7 @@ unsafe fn multiply_add<S: Simd, T: Operand<S>, const MR: usize, const NV: usize>
 /// non-finite values ignored: if something in them is not finite, the rows written are not valid.
 ///
 /// # Safety
-/// `ends` has `MR` rows, each with as many columns as `NV` vectors hold, or as are left up to `past`.
+/// `ends` has `MR` rows, each with the columns of `NV` vectors, or those left up to `past`.
 #[inline(always)]
 pub(crate) unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(
     w: W,
@@ -241,7 +241,7 @@ pub(crate) unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(
         finite = w.add(finite, found);
     }
     let found = ends.finite.as_ptr().cast();
-    // SAFETY: sixteen floats of a cell, of which nothing is borrowed.
+    // SAFETY: sixteen floats of a cell; nothing of it is borrowed.
     unsafe { w.store(found, w.add(w.load(found), finite)) };
     // Tested once: inside the loop, the test would keep the loop from being unrolled and the rows out of registers.
     if ends.first + NV * W::LANES <= ends.past {

@@ -41,7 +41,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
         SECOND if run.spans.len() > 1 => SECOND_OR_NONE,
         level => level,
     };
-    // SAFETY: rows and panels of a strip are those of `run`, whose scores are inside `run.out`, as it asserts; the caller
+    // SAFETY: rows and panels of a strip are those of `run`; their scores are inside `run.out`, as it asserts; the caller
     // guarantees that queries and keys are readable.
     run.for_each_strip::<S>(run.group_in_order(vecs), vecs, |run, strip| unsafe {
         match level {

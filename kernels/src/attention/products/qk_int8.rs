@@ -212,7 +212,7 @@ impl<C: KeyCode> Tile<C> {
                 }
                 // The halves of a load are quads of either half of the block.
                 let quad = load + block * block_loads * (C::HALVES - 1);
-                // SAFETY: the panels have `loads` times 64 bytes, and the rows as many quads, or twice as many.
+                // SAFETY: the panels have `loads` times 64 bytes, and the rows a quad or two for each.
                 unsafe { self.multiply::<S, MR, NV>(s, load, quad, &mut sums) };
             }
             for r in 0..MR {

@@ -4,7 +4,7 @@
 //! ```text
 //! for each group of panels, 16 KiB of keys or one tile, which stay in the first-level cache:
 //!     for each run of panels of the group that the same tiles of rows need:
-//!         for each of these tiles, whose queries are read once:
+//!         for each of these tiles; its queries are read once:
 //!             for each NV panels of the run:
 //!                 scores[rows][panels] = scale · (Σ chain 0 + Σ chain 1 + …)
 //! ```
@@ -52,7 +52,7 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: Quer
 /// Computes the scores of rows that are apart.
 ///
 /// # Safety
-/// Same contract as [`scores`], whose assertions hold, and those of [`ScoreRun::for_each_strip`].
+/// Same contract as [`scores`]; its assertions hold, and those of [`ScoreRun::for_each_strip`].
 #[inline(always)]
 unsafe fn scores_apart<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: QueryRows<'_>, keys: Rows<f32>) {
     let mut panels = [0; MAX_ROW_BLOCK];
@@ -109,7 +109,7 @@ unsafe fn panel_scores<S: Simd, const MR: usize>(
 /// Computes the scores of a strip, `NV` panels at a time.
 ///
 /// # Safety
-/// Same contract as [`scores`], whose assertions hold; the strip is part of `run`, and the number of its panels a multiple of
+/// Same contract as [`scores`]; its assertions hold; the strip is part of `run`, and the number of its panels a multiple of
 /// `NV`.
 #[inline(always)]
 unsafe fn strip_scores<S: Simd, const NV: usize>(

@@ -26,7 +26,7 @@ pub(crate) struct ScoreRun<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
-/// Neighbouring tiles of rows that need the same neighbouring panels, of which each tile takes `vecs` at a time.
+/// Neighbouring tiles of rows that need the same neighbouring panels; each tile takes `vecs` of them at a time.
 pub(crate) struct Strip {
     pub(crate) tiles: Range<usize>,
     pub(crate) panels: Range<usize>,
@@ -41,7 +41,7 @@ impl ScoreRun<'_> {
         if self.spans.windows(2).all(|two| two[0].panels == two[1].panels) { self.panels.len() } else { vecs }
     }
 
-    /// Calls `compute` for each strip of each group of so many panels, at most `vecs` a tile, leaving out rows that are
+    /// Calls `compute` for each strip of each group of `group` panels, at most `vecs` a tile, leaving out rows that are
     /// [apart](Span::apart). Panels inside the tiles' spans that their rows do not need become zeros: what follows reads whole
     /// spans.
     ///
@@ -105,7 +105,7 @@ impl ScoreRun<'_> {
             while row < end {
                 let rows = next_rows::<S>(end - row, most);
                 self.prefetch_bias(s, row..row + rows, panel..panel + NV);
-                // Opaque: else the compiler counts the addresses of every tile shape from tile to tile, in memory.
+                // Opaque: otherwise the compiler counts the addresses of every tile shape from tile to tile, in memory.
                 let (first_row, panel) = (black_box(row), black_box(panel));
                 tile(first_row..first_row + rows, panel);
                 self.prefetch.fetch(s);

@@ -81,7 +81,7 @@ impl Accumulation {
     }
 }
 
-/// Number of floats to reserve for `floats`: half as many again, if there is memory, because sequences grow.
+/// Number of floats to reserve for `floats`: half of that again, if there is memory, because sequences grow.
 pub(crate) const fn with_room(floats: usize) -> usize {
     floats.saturating_add(floats / 2)
 }

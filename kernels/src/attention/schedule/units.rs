@@ -76,7 +76,7 @@ impl<'a> Units<'a> {
         &self.entries[..self.entries()][entry]
     }
 
-    /// Returns all rows of some entries, of which there is one at least, that share a key/value head, and the blocks of the
+    /// Returns all rows of some entries, at least one, that share a key/value head, and the blocks of the
     /// first. Rows of several entries meet blocks that all of them see wholly.
     pub(crate) fn rows_of(&self, entries: Range<usize>, kv_head: usize) -> RowSet<'a> {
         let rows = 0..entries.clone().map(|entry| self.entry(entry).rows).sum();
@@ -127,7 +127,7 @@ impl<'a> Units<'a> {
 }
 
 impl<'a> Units<'a> {
-    /// Number of merges, of which some may have no rows.
+    /// Number of merges; some may have no rows.
     pub(crate) fn merges(&self) -> usize {
         // `SplitSequences::try_fill` has checked that this does not overflow.
         self.entries() * self.heads * merges_of(self.most_rows)
@@ -145,7 +145,7 @@ impl<'a> Units<'a> {
     }
 }
 
-/// Rows of an entry and key/value head whose parts are merged together, and the entry.
+/// Rows of an entry and key/value head with parts that are merged together, and the entry.
 pub(crate) struct Merge<'a> {
     pub(crate) entry: usize,
     pub(crate) rows: RowSet<'a>,

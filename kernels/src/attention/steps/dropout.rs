@@ -30,10 +30,10 @@ type Word<const COUNTERS: usize> = [u64; COUNTERS];
 /// Low half of a lane.
 const LOW: u64 = u32::MAX as u64;
 
-/// Counters whose numbers go to two panels of keys, four a counter.
+/// Counters for two panels of keys, four numbers a counter.
 const FOR_TWO_PANELS: usize = LANES / 2;
 
-/// Returns the counter of each lane: of those for two panels, even lanes hold the first half, whose numbers go to one panel,
+/// Returns the counter of each lane: of those for two panels, even lanes hold the first half, which goes to one panel,
 /// odd lanes the other.
 const fn in_lanes<const COUNTERS: usize>() -> Word<COUNTERS> {
     let mut counters = [0; COUNTERS];
@@ -175,7 +175,7 @@ pub(crate) fn draw<S: Simd>(
                 let numbers = RowNumbers::new(&round_keys, [dropout.offset, head, i]);
                 let keys = spans.of_row(row).keys();
                 let (mut start, whole) = (keys.start, keys.end / (8 * LANES) * (8 * LANES));
-                // Where there are registers for it (AVX-512), words of twice as many counters, whose rounds overlap better.
+                // Where there are registers for it (AVX-512), words of two times the counters: their rounds overlap better.
                 if S::TILE_VECS > 1 && start < whole {
                     numbers.draw::<S, { 2 * LANES }>(s, first, start..whole, threshold, kept);
                     start = whole;

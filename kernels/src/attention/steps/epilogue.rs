@@ -47,7 +47,7 @@ pub(crate) struct ColumnEnds<'a> {
 }
 
 impl ColumnEnds<'_> {
-    /// Returns those of the rows from `row` on, from so many columns on.
+    /// Returns those of the rows from `row` on, `columns` columns further on.
     #[inline(always)]
     pub(crate) fn from(self, row: usize, columns: usize) -> Self {
         let Self { factors, rows, first, .. } = self;

@@ -3,7 +3,7 @@
 //!
 //! Sums are not normalised until a row ends, so finite values may overflow to ∞ before that, and meet an ∞ of the other
 //! sign where the formula in IEEE arithmetic has a finite number. Therefore an output that accumulates a non-finite
-//! value is marked: it becomes a NaN with a payload of its own, which ignores further finite values. The arithmetic of
+//! value is marked: it becomes a NaN with its own payload, which ignores further finite values. The arithmetic of
 //! marks is the same however the keys are accumulated: block by block, in separate units, or in one call after another.
 
 use crate::simd::{LANES, Simd, quiet};

@@ -84,7 +84,7 @@ pub(crate) unsafe fn key_sums<S: Simd>(s: S, mut a: KeySums<'_>) {
 /// `CONTINUED`.
 ///
 /// # Safety
-/// Same contract as [`key_sums`], whose assertions hold; the rows have the vectors.
+/// Same contract as [`key_sums`]; its assertions hold; the rows have the vectors.
 #[inline(always)]
 unsafe fn strip_sums<S: Simd, const NV: usize, const CONTINUED: bool>(
     s: S,

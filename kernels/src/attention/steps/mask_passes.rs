@@ -106,7 +106,7 @@ pub(crate) fn hide_at<S: Simd>(s: S, positions: &[i32], seen: VisiblePositions, 
     );
 }
 
-/// Returns the keys from `from` on whose bytes a mask keeps, of a block's row.
+/// Returns the keys from `from` on that the bytes of a mask keep, of a block's row.
 #[inline(always)]
 fn kept_keys(bytes: &[u8], from: usize, polarity: Mask<'_>) -> RowKeys {
     const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);

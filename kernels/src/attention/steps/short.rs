@@ -41,7 +41,7 @@ struct Weights<V, const R: usize> {
 /// rows are not valid.
 ///
 /// # Safety
-/// Queries and keys have `head_dim` floats, values and outputs `value_dim`; there are as many values as keys; the outputs are this
+/// Queries and keys have `head_dim` floats, values and outputs `value_dim`; each key has its value; the outputs are this
 /// worker's alone.
 #[inline(always)]
 pub(crate) unsafe fn attend<S: Simd>(
@@ -110,7 +110,7 @@ unsafe fn tile<S: Simd, const R: usize>(
 /// As [`attend`], for these rows.
 #[inline(always)]
 unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize) -> [S::V; R] {
-    let queries: &[*const f32; R] = a.queries[first..].first_chunk().expect("as many rows");
+    let queries: &[*const f32; R] = a.queries[first..].first_chunk().expect("R rows");
     let keys = Columns { first: a.packed.as_ptr(), step: LANES as isize, apart: 0 };
     let mut kept = [[0.0; LANES]; R];
     let kept = TileRows::over(&mut kept);
@@ -130,12 +130,12 @@ unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize)
 /// As [`attend`], for these rows.
 #[inline(always)]
 unsafe fn write<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize, weights: &Weights<S::V, R>) -> S::V {
-    let out: &[*mut f32; R] = a.out[first..].first_chunk().expect("as many rows");
+    let out: &[*mut f32; R] = a.out[first..].first_chunk().expect("R rows");
     let rows = TermRows::<R>::strided(weights.of_keys.as_ptr().cast(), LANES, 1);
     let mut finite = s.splat(0.0);
     for column in (0..a.value_dim).step_by(LANES) {
         let mut sums = [[s.splat(0.0); 1]; R];
-        // SAFETY: there are as many values as keys, at most sixteen, which have these columns.
+        // SAFETY: each of at most sixteen keys has its value, which has these columns.
         unsafe {
             let values = Columns { first: a.values.at(0).add(column), step: a.values.step(), apart: 0 };
             add_products(s, rows, values, 0..a.keys, &mut sums, || ());

@@ -76,7 +76,7 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
         let end = rows.min(row + spans.len() * tile_rows);
         let scores = &mut scores[row * SCORE_STRIDE..end * SCORE_STRIDE];
         let (max, sum) = (&mut state.rescale_prev[row..end], &mut state.rescale_block[row..end]);
-        // Compiled each by itself: together they would not have enough registers, which took a fifth of this step's time.
+        // Compiled apart: together they would not have enough registers, which took a fifth of this step's time.
         if spans[0].apart.is_some() {
             s.vectorize(
                 #[inline(always)]
@@ -170,7 +170,7 @@ struct SideRows<'a> {
     panels: Range<usize>,
     /// True if the rows' maxima have been computed already.
     known: bool,
-    /// Maxima of the rows; then, if there are panels and as many rows that follow have the same panels, room for
+    /// Maxima of the rows; then, if there are panels and the rows that follow have the same panels, room for
     /// theirs.
     max: &'a mut [f32],
     /// Room for the rows' sums.
@@ -248,7 +248,7 @@ unsafe fn raise<S: Simd, const N: usize>(s: S, scores: *const f32, most: &mut [S
     }
 }
 
-/// Writes the largest lane of each vector, for as many vectors as `max` has room for.
+/// Writes the largest lane of each vector, for the vectors that `max` has room for.
 #[inline(always)]
 fn reduce<S: Simd, const N: usize>(s: S, most: [S::V; N], max: &mut [f32]) {
     for (max, most) in max.iter_mut().zip(most) {

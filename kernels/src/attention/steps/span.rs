@@ -8,7 +8,7 @@ use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::{Deref, Range};
 
-/// Number of panels that a tile computes for a row in the time of one that the row computes by itself.
+/// Number of panels that a tile computes for a row in the time of one that the row computes alone.
 const APART: u32 = 2;
 
 /// Keys of a block that a tile of rows needs: the smallest range `lo..hi` that holds every key visible to one of its
@@ -22,7 +22,7 @@ pub(crate) struct Span {
     /// A bit for each panel of the block with a key that a row of the tile may see. Those between that have none are not
     /// computed where rows are many; their scores are then 0.
     pub(crate) panels: u16,
-    /// Panels of each row by itself, where rows see so few of the tile's that many rows compute one row at a time.
+    /// Panels of each row, where rows see so few of the tile's that many rows compute one row at a time.
     pub(crate) apart: Option<[u16; MAX_TILE_ROWS]>,
 }
 
@@ -49,7 +49,7 @@ impl Span {
         Self { panels, ..Self::new(lo, hi, !alike) }
     }
 
-    /// Takes the tile's rows apart, which see these keys, if each computed by itself takes less time.
+    /// Takes the tile's rows apart, which see these keys, if each computed alone takes less time.
     pub(crate) fn apart_if_faster(self, rows: &[RowKeys]) -> Self {
         let (mut apart, mut number) = ([0; MAX_TILE_ROWS], 0);
         for (of_row, row) in apart.iter_mut().zip(rows) {
@@ -216,7 +216,7 @@ pub(crate) struct RowKeys {
 impl RowKeys {
     pub(crate) const EMPTY: Self = Self { from: 0, to: 0, all: true, panels: 0 };
 
-    /// Returns a range of which all is visible, or not.
+    /// Returns a range that is all visible, or not.
     #[inline(always)]
     pub(crate) fn new(from: usize, to: usize, all: bool) -> Self {
         Self { from, to, all, panels: if from < to { panel_bits(from / LANES..to.div_ceil(LANES)) } else { 0 } }
