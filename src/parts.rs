@@ -1,7 +1,7 @@
 //! Calls in parts that lie on several machines: states of rows, and sums over rows, as numbers that can be sent.
 //!
 //! These are what the crate `sdpa-mpi` is made of. They are for messages other than those of MPI; keys that arrive in parts on one
-//! machine need only [`AttnState`](crate::AttnState). Takes the feature `parts`.
+//! machine need only [`AttnState`](crate::AttnState). Needs the feature `parts`.
 //!
 //! | part | items |
 //! |---|---|
@@ -9,6 +9,7 @@
 //! | gradients of rows, keys in parts | [`BackwardState`] |
 //! | gradients of keys, rows in parts | [`KeyGradientSums`], of the sizes of a [`KeyGradientShape`] |
 //! | some heads of a call | [`Inputs::of_heads`](crate::Inputs::of_heads) |
+//! | what a call's inputs are, to compare and to cut | `options_in_words`, `has_suffix`, `bias_and_mask`, `with_bias_and_mask`, `ragged_ends`, `key_lens` of [`Inputs`](crate::Inputs) |
 //! | some rows of a sequence | [`Inputs::of_sequence`](crate::Inputs::of_sequence) |
 
 mod backward_state;

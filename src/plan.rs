@@ -42,8 +42,9 @@ pub struct Plan {
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
     pub(crate) tiling: Tiling,
-    /// Sequences of split-KV, if key blocks are divided among workers too, and the bytes of memory for partial results.
+    /// Sequences of split-KV, if key blocks are divided among workers too.
     pub(crate) split: Option<SplitRows>,
+    /// Bytes of memory for partial results.
     partials_bytes: usize,
 }
 

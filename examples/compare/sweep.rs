@@ -1,6 +1,6 @@
 //! Times the paths over lengths and head sizes and draws GFLOP/s against length.
 //!
-//! Every call has a key for each row. The rate hardly depends on the number of heads as long as every thread has the
+//! Every call has equally many rows and keys. The rate hardly depends on the number of heads as long as every thread has the
 //! same number of them: there are about twelve where the sequence is short and fewer where it is long, so that a run
 //! takes bounded time.
 

@@ -104,7 +104,7 @@ impl<'a> Inputs<'a> {
         (self.bias.map(|bias| bias.of), self.mask.map(|mask| mask.of.view()))
     }
 
-    /// Replaces the elements of a bias and the bytes of a mask, which else stay what they are: keys to keep or to drop, with
+    /// Replaces the elements of a bias and the bytes of a mask. These otherwise stay what they are: keys to keep or to drop, with
     /// columns for all keys, the first or the last. What these inputs do not have is not added.
     ///
     /// ```

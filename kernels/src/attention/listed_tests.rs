@@ -107,7 +107,6 @@ fn forward(isa: Isa, call: Call<'_>, split: Option<usize>) -> [Vec<f32>; 2] {
     let split = split.map(|runs| SplitRows { most_rows, runs, few_bytes: None, then: Then::Merge });
     let launch = Launch::new(checked, tiling, split, &mut partials);
     launch.work(isa, &mut Scratch::new(), AnyMods::of(&Mods::new()));
-    drop(launch);
     [out, lse]
 }
 

@@ -16,7 +16,7 @@ use core::ops::Range;
 pub(crate) enum Keys {
     /// Rows that are not packed yet.
     Rows(AnyRows),
-    /// Packed keys, whole panels. If they are scattered, a table entry follows for each panel: memory to prefetch.
+    /// Packed keys, f32 or f16, whole panels. If they are scattered, a table entry follows for each panel: memory to prefetch.
     Packed(AnyPanels),
     /// Keys packed as pairs of bfloat16, `[panel][pair][16]`.
     Pairs(Rows<Bf16x2>),
@@ -98,10 +98,10 @@ impl ColumnValues {
     /// Returns the rows of elements.
     ///
     /// # Panics
-    /// If values are integers.
+    /// If values are pairs or integers.
     #[inline(always)]
     pub(crate) fn elements(self) -> AnyRows {
-        let Self::Elements(rows) = self else { unreachable!("values of integers") };
+        let Self::Elements(rows) = self else { unreachable!("values in groups of keys") };
         rows
     }
 }
@@ -216,10 +216,12 @@ impl BlockValues {
         let finite = |Columns { values, cols, .. }| match values {
             // SAFETY: same contract: the caller guarantees `len` rows of `cols` columns.
             ColumnValues::Elements(rows) => unsafe { finite::all_finite(s, rows, len, cols) },
-            ColumnValues::Pairs(_) => {
-                // SAFETY: as above.
-                (0..len).all(|j| (0..cols).all(|c| unsafe { values.get(j, c) }.is_finite()))
-            }
+            // SAFETY: as above. Whole pairs of keys are rows of their elements; then a last key alone.
+            ColumnValues::Pairs(pairs) => unsafe {
+                let both = Typed::Bf16(pairs.elements(2));
+                let last = || (0..cols).all(|c| values.get(len - 1, c).is_finite());
+                finite::all_finite(s, both, len / 2, 2 * cols) && (len.is_multiple_of(2) || last())
+            },
             ColumnValues::Int8(_) | ColumnValues::Int4 { .. } => true,
         };
         // SAFETY: as above.

@@ -48,7 +48,7 @@ pub(crate) enum ValueOrder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ValueLayout {
     pub(crate) order: ValueOrder,
-    /// Number of rows of a block: in int8 and int4, where a row is the values of four keys, a quarter of its keys.
+    /// Number of rows of a block: its keys divided by those of a group, 2 in bf16 pairs, 4 in int8 and int4.
     pub(crate) rows: usize,
     /// Number of columns in all panels, whole vectors: in int4, which stores two columns as one, half of them.
     pub(crate) width: usize,

@@ -1,7 +1,8 @@
 //! Pairs of bfloat16, for machines that multiply two at a time: `vdpbf16ps` adds both products of a pair to an `f32`.
 //!
 //! Keys are packed with elements 2i and 2i + 1 side by side, `[panel][pair][16]`; queries likewise, rounded if they are
-//! longer. Values are paired by key, key 2i beside key 2i + 1; the weights of the two are rounded to bfloat16. The accumulator, maximum and sum of a row stay `f32`.
+//! longer. Values are paired by key, key 2i beside key 2i + 1; the weights of the two are rounded to bfloat16. The
+//! accumulator, maximum and sum of a row stay `f32`. Caches and pools of bfloat16 hold their keys and values so.
 
 use crate::matmul::pack::{NonFinite, PanelRows, copy_row, fill_panels};
 use crate::simd::{Bf16x2, LANES, Simd};
@@ -95,24 +96,29 @@ pub(crate) unsafe fn widen_values<S: Simd>(s: S, values: Rows<Bf16x2>, width: us
 ///
 /// # Safety
 /// There are values for these keys.
-pub(crate) unsafe fn copy_values(
+pub(crate) unsafe fn copy_values<S: Simd>(
+    s: S,
     values: Rows<Bf16x2>,
     [n, width]: [usize; 2],
     nonfinite: NonFinite,
     out: &mut [Bf16x2],
 ) {
-    for (pair, out) in out[..n.div_ceil(2) * width].chunks_exact_mut(width).enumerate() {
-        // SAFETY: a pair of keys, which the caller guarantees.
-        let row = unsafe { core::slice::from_raw_parts(values.at(pair), width) };
-        for (out, pair_of_values) in out.iter_mut().zip(row) {
-            let mut two = pair_of_values.elements().map(Bf16);
-            if 2 * pair + 1 == n {
-                two[1] = Bf16(0);
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            for (pair, out) in out[..n.div_ceil(2) * width].chunks_exact_mut(width).enumerate() {
+                // SAFETY: a pair of keys, which the caller guarantees.
+                out.copy_from_slice(unsafe { core::slice::from_raw_parts(values.at(pair), width) });
+                let alone = 2 * pair + 1 == n;
+                for out in out.iter_mut().filter(|_| alone || nonfinite == NonFinite::Handled) {
+                    let [first, second] = out.elements();
+                    let mut two = [Bf16(first), Bf16(if alone { 0 } else { second })];
+                    nonfinite.treat(&mut two);
+                    *out = Bf16x2::new(two[0].0, two[1].0);
+                }
             }
-            nonfinite.treat(&mut two);
-            *out = Bf16x2::new(two[0].0, two[1].0);
-        }
-    }
+        },
+    )
 }
 
 /// Packs `n` values of `cols` columns as pairs of keys, `[pair of keys][columns]`, filled up with zeros to whole vectors of

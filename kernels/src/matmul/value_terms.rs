@@ -14,7 +14,7 @@ pub(crate) struct ValueTerms<S, T> {
     pub(crate) terms: Range<usize>,
     /// Terms of the span.
     all: Range<usize>,
-    /// End of the span's keys. A last one that has no neighbour is a pair with itself.
+    /// End of the span's keys. A last one that has no neighbour is a pair with itself, if a term has two rows.
     end: usize,
 }
 

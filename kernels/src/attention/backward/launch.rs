@@ -74,10 +74,8 @@ impl<'a> BackwardLaunch<'a> {
         checked.assert_held_by(&tiling);
         let call = checked.with_given_bias();
         assert!(call.precision == Precision::Exact, "the backward pass takes no precision shortcuts");
-        assert!(
-            saved.fits(&call).is_ok() && gradients.fits(&call).is_ok(),
-            "saved results or gradients of another call"
-        );
+        let fit = saved.fits(&call).and_then(|()| gradients.fits(&call));
+        fit.unwrap_or_else(|misfit| panic!("saved results or gradients of another call: {misfit:?}"));
         let (columns_per_head, columns) = count_columns(&call)?;
         let row_blocks = if matches!(part, Part::Whole) && saved.lacks_rests() { count_row_blocks(&call)? } else { 0 };
         let parameters = gradients.parameter_count();

@@ -138,8 +138,8 @@ impl<S: Simd> Column<'_, S> {
     /// The row block's memory and gradients are this worker's.
     pub(crate) unsafe fn end_rows(&self, task: &AttentionTask<'_, S>, q: &BlockRows) {
         let Some(first) = task.rows(0..rows_of(task)).next() else { return };
-        // SAFETY: the caller guarantees the memory, nothing else of it is borrowed, and the gradients; queries and their
-        // gradients are whole vectors.
+        // SAFETY: the caller guarantees the memory and the gradients, and nothing else of the memory is borrowed; queries and
+        // their gradients are whole vectors.
         unsafe {
             if self.pass.reduced.scale.is_some() {
                 for (&q, (sums, numbers)) in q.addresses().iter().zip(self.each_row(task)) {

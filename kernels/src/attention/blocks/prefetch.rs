@@ -37,17 +37,17 @@ pub(crate) fn of_block<S: Simd>(
         }
         prefetch.push(*at, 0, 1, *bytes);
         let rows = match values {
-            BlockValues::Rows { rows, .. } => Some((rows, task.tiling.value_dim)),
+            BlockValues::Rows { rows, .. } => Some((rows, len.min(FIRST), task.tiling.value_dim)),
             BlockValues::ValuePanels(panels) if panels.first().are_scattered() => {
-                Some((panels.first(), panels.layout().panel(0).len()))
+                Some((panels.first(), len.min(FIRST), panels.layout().panel(0).len()))
             }
             BlockValues::Pairs(panels) if panels.first.are_scattered() => {
-                Some((as_floats(panels.first), panels.layout.panel(0).len()))
+                Some((as_floats(panels.first), len.min(FIRST).div_ceil(2), panels.layout.panel(0).len()))
             }
             _ => None,
         };
-        if let Some((rows, columns)) = rows {
-            prefetch.push_rows(rows, len.min(FIRST), columns);
+        if let Some((rows, n, columns)) = rows {
+            prefetch.push_rows(rows, n, columns);
             if let Some((rows, first)) = next {
                 push_first_keys(&task.peek(rows), *first, &mut prefetch);
             }
@@ -178,6 +178,7 @@ fn push_rows<S: Simd>(
         prefetch.push_rows(at(row), task.set.rows.len().min(task.seq.q_len - row.i), dim);
     }
 }
+
 /// Returns rows of pairs as rows of floats, which are as large.
 fn as_floats(pairs: Rows<Bf16x2>) -> AnyRows {
     AnyRows::F32(pairs.cast())

@@ -30,7 +30,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let (task, n, head_dim) = (self.task, row_block.len(), self.task.tiling.head_dim);
         // Few rows of the whole task, not of the row block: a later row block finds its keys packed already.
         let few = task.set.rows.len() <= MEMORY_BOUND_ROWS;
-        let ready = A::reads_keys(&self.keys, task.set.rows.len(), head_dim);
+        let ready = A::reads_keys(&self.keys, task.set.rows.len());
         let run = match ready {
             true => KEY_BLOCK,
             false => {
@@ -78,7 +78,11 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 (Queries::InPlace, Tensor::F32(q)) if are_readable_in_place(q) => unsafe {
                     (q.row(row.q_batch, row.head, row.at).0, q.strides()[2])
                 },
-                (Queries::Stored(stored), _) => (stored[first..first + n * floats].as_ptr(), floats as isize),
+                (Queries::Stored(stored), _) => {
+                    assert!(first + n * floats <= stored.len(), "queries outside scratch");
+                    // An address in the whole memory: a tile goes on from it to the next rows.
+                    (stored.as_ptr().wrapping_add(first), floats as isize)
+                }
                 _ => unreachable!("queries in another form than the keys'"),
             };
             for (k, at) in rows[row.n..row.n + n].iter_mut().enumerate() {
@@ -106,7 +110,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     if self.task.call.kv.cache().is_some() { self.len } else { self.task.seq.kv_len - self.first };
                 let there = dense && then < held;
                 let at = rows.at.wrapping_add(then * row);
-                there.then(|| LaterKeys::Rows { at, bytes: LANES * row / head_dim.div_ceil(A::GROUP) })
+                there.then(|| LaterKeys::Rows { at, bytes: LANES * row / A::depth(head_dim) })
             }
             _ => ready.then(|| LaterKeys::Panels { far: Later::far(self.task.s, rows) }),
         }

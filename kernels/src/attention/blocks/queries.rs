@@ -2,7 +2,7 @@
 
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::products::by_arithmetic;
-use crate::attention::products::multiply::{Arithmetic, Multiply};
+use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::QueryRow;
 use crate::attention::scratch::{QueryMemory, Regions};
 use crate::simd::Simd;
@@ -28,7 +28,7 @@ impl<'r> Queries<'r> {
     /// Returns where the rows are. Those that cannot be read where they lie are stored in the regions' memory for queries,
     /// unless they are there already.
     pub(crate) fn of<S: Simd>(task: &AttentionTask<'_, S>, regions: &mut Regions<'r>) -> Self {
-        if task.products.keys == Arithmetic::Floats
+        if by_arithmetic!(task.products.keys, |A| A::READS_QUERIES)
             && let Tensor::F32(q) = &task.call.q
             && are_readable_in_place(q)
         {

@@ -1,5 +1,6 @@
-//! Checks that the tensors and lists that a call reads fit together, for errors and for unsafe code. (`sdpa` has checks of its
-//! tokens and parts in `src/cache/token_form.rs` and `src/inputs/parts.rs`.)
+//! Checks that the tensors and lists that a call reads fit together, for errors and for unsafe code. (`sdpa` also
+//! checks tokens, in `src/cache/token_form.rs`, and parts of a call, in `src/inputs/parts.rs`, `src/parts/` and
+//! `src/state/parted_call.rs`.)
 
 use crate::attention::call::options::{Cover, Covered, Options, Ragged};
 use crate::attention::call::{Call, Sequence};

@@ -196,7 +196,7 @@ impl Call<'_> {
     }
 
     /// Returns the key blocks that some rows of a sequence, counted as in a [`RowSet`], compute: those that hold keys which its
-    /// length and the range rules show to some row. Positions of the keys' own are not looked at: then all its blocks.
+    /// length and the range rules show to some row. If positions of keys are given, all its blocks.
     #[inline]
     pub(crate) fn blocks(&self, sequence: usize, seq: &Sequence, rows: Range<usize>) -> Blocks<'static> {
         #[cfg(test)]

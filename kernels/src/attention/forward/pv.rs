@@ -50,12 +50,11 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             for columns in unsafe { values.columns_together(first..end) } {
                 // Beside the last key of an odd number, pairs may hold anything.
                 let paired = matches!((columns.values, mode), (ColumnValues::Pairs(_), PvMode::Handled(_)));
-                let in_place = A::FINITE
-                    || !paired
-                        && nonfinite == NonFinite::Ignored
-                        && columns.are_contiguous()
-                        && whole
-                        && A::reads_values(&columns, rows);
+                let in_place = !paired
+                    && nonfinite == NonFinite::Ignored
+                    && columns.are_contiguous()
+                    && whole
+                    && A::reads_values(&columns, rows);
                 // SAFETY: the columns are the block's, among those packed together; in place, their rows are readable to the
                 // end of a vector. The caller guarantees the ends.
                 unsafe {

@@ -25,7 +25,7 @@ fn are_many(rows: usize, columns: Rows<f32>) -> bool {
 }
 
 impl Multiply for Floats {
-    const GROUP: usize = 1;
+    const READS_QUERIES: bool = true;
 
     fn query_floats(head_dim: usize) -> usize {
         head_dim
@@ -43,7 +43,7 @@ impl Multiply for Floats {
         }
     }
 
-    fn reads_keys(keys: &Keys, rows: usize, _: usize) -> bool {
+    fn reads_keys(keys: &Keys, rows: usize) -> bool {
         match *keys {
             // Many rows read panels of floats, side by side.
             Keys::Packed(Typed::F32(panels)) => rows <= MEMORY_BOUND_ROWS || !panels.are_scattered(),
@@ -54,6 +54,10 @@ impl Multiply for Floats {
 
     fn panel_floats(_: KeySource<'_>, head_dim: usize) -> usize {
         LANES * head_dim.max(LANES)
+    }
+
+    fn depth(head_dim: usize) -> usize {
+        head_dim
     }
 
     unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {

@@ -13,7 +13,7 @@ use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::dot_tile::Later;
-use crate::matmul::int4::{self, BLOCK_BYTES, blocks};
+use crate::matmul::int4::{self, BLOCK_BYTES, BLOCK_QUADS, blocks};
 use crate::matmul::int8::{self, QUAD};
 use crate::matmul::key_code::Int4Keys;
 use crate::matmul::operands::Int4Fours;
@@ -24,7 +24,6 @@ use crate::tensor::element::F16;
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 
 impl Multiply for Int4Fours {
-    const GROUP: usize = 2 * QUAD;
     const FINITE: bool = true;
 
     fn query_floats(head_dim: usize) -> usize {
@@ -38,13 +37,17 @@ impl Multiply for Int4Fours {
         int4::block_sums(row, quads, sums);
     }
 
-    fn reads_keys(keys: &Keys, _: usize, _: usize) -> bool {
+    fn reads_keys(keys: &Keys, _: usize) -> bool {
         matches!(keys, Keys::Int4 { .. })
     }
 
     fn panel_floats(source: KeySource<'_>, head_dim: usize) -> usize {
         let [bytes, numbers] = latent_sizes(source, head_dim);
         (bytes + numbers * size_of::<F16>()) / size_of::<f32>()
+    }
+
+    fn depth(head_dim: usize) -> usize {
+        int4::blocks(head_dim) * (BLOCK_QUADS / 2)
     }
 
     /// Packs latent keys, which are stored as values are, and the numbers of their blocks behind them.

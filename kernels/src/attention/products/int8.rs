@@ -21,7 +21,6 @@ use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 impl Multiply for Int8Fours {
-    const GROUP: usize = QUAD;
     const FINITE: bool = true;
 
     fn query_floats(head_dim: usize) -> usize {
@@ -34,12 +33,16 @@ impl Multiply for Int8Fours {
         sums[0] = unsafe { quantise_query(s, query, room, quads) };
     }
 
-    fn reads_keys(keys: &Keys, _: usize, _: usize) -> bool {
+    fn reads_keys(keys: &Keys, _: usize) -> bool {
         matches!(keys, Keys::Int8 { .. })
     }
 
     fn panel_floats(_: KeySource<'_>, head_dim: usize) -> usize {
         int8::panel_bytes(head_dim) / size_of::<f32>()
+    }
+
+    fn depth(head_dim: usize) -> usize {
+        int8::quads(head_dim)
     }
 
     /// Packs latent keys, which are stored as values are. The values are their first columns.
@@ -142,7 +145,6 @@ pub(crate) fn round_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, scales
         move || {
             assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= scales.len()));
             row_block.for_each_row(
-                s,
                 #[inline(always)]
                 // SAFETY: panels lie inside the row, and inside `scales`.
                 |_, panels, weights| unsafe { round_row(weights, panels, scales) },

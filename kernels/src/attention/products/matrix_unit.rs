@@ -8,6 +8,7 @@ use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{
     KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
 };
+use crate::attention::products::pairs::pack_value_pairs;
 use crate::attention::products::pv::ValueSums;
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::scratch::SCORE_STRIDE;
@@ -30,7 +31,6 @@ const STEP: usize = 32;
 pub(crate) struct MatrixUnit;
 
 impl Multiply for MatrixUnit {
-    const GROUP: usize = 2;
     const ROUNDS_IN_SOFTMAX: bool = true;
 
     fn tile_rows<S: Simd>() -> usize {
@@ -50,12 +50,16 @@ impl Multiply for MatrixUnit {
         }
     }
 
-    fn reads_keys(_: &Keys, _: usize, _: usize) -> bool {
+    fn reads_keys(_: &Keys, _: usize) -> bool {
         false
     }
 
     fn panel_floats(_: KeySource<'_>, head_dim: usize) -> usize {
         LANES * pairs(head_dim)
+    }
+
+    fn depth(head_dim: usize) -> usize {
+        pairs(head_dim)
     }
 
     unsafe fn pack_keys<S: Simd>(_: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {
@@ -109,7 +113,7 @@ impl Multiply for MatrixUnit {
 
     unsafe fn prepare_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {
         if from == Arithmetic::Floats {
-            row_block.for_each_row(s, |_, panels, weights| {
+            row_block.for_each_row(|_, panels, weights| {
                 for panel in panels {
                     // SAFETY: a panel of the row is read, and its pairs are written over weights that have been read already.
                     unsafe { Self::store(s, weights, panel, s.load(weights.add(panel * LANES))) };
@@ -126,21 +130,9 @@ impl Multiply for MatrixUnit {
         false
     }
 
-    /// Packs values in pairs of keys, `[pair][columns]`; a last key without a neighbour is paired with zeros.
     unsafe fn pack_values<S: Simd>(s: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
-        let ValuesToPack { values, size: [n, cols], nonfinite, packing } = values;
-        let width = cols.next_multiple_of(LANES);
-        if packing == Packing::Needed {
-            let out = elements_mut::<Bf16x2>(out);
-            // SAFETY: the caller guarantees the values; pairs have whole vectors of columns.
-            unsafe {
-                match values {
-                    ColumnValues::Pairs(pairs) => bf16_pairs::copy_values(pairs, [n, width], nonfinite, out),
-                    values => bf16_pairs::pack_values(s, values.elements(), [n, cols], nonfinite, out),
-                }
-            }
-        }
-        ColumnValues::Pairs(Rows::strided(out.as_ptr().cast(), width as isize, 1))
+        // SAFETY: same contract.
+        unsafe { pack_value_pairs(s, values, out) }
     }
 
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues) {
@@ -159,13 +151,7 @@ impl Multiply for MatrixUnit {
             let steps = first / (STEP / 2) * (STEP / 2)..end;
             for vec in 0..sums.vecs() {
                 // SAFETY: the caller guarantees the values of the block's keys, in whole vectors.
-                let column = |pair: usize| unsafe {
-                    if 2 * pair < n {
-                        *values.at(pair).add(vec * LANES).cast::<[Bf16x2; LANES]>()
-                    } else {
-                        [Bf16x2(0); LANES]
-                    }
-                };
+                let column = |pair: usize| unsafe { *values.at(pair).add(vec * LANES).cast::<[Bf16x2; LANES]>() };
                 let sum = s.vectorize(
                     #[inline(always)]
                     || dot_products(&weights[steps.clone()], |pair| column(steps.start + pair)),

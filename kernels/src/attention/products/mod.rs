@@ -18,7 +18,7 @@ pub(crate) mod int8;
 pub(crate) mod matrix_unit;
 pub(crate) mod multiply;
 pub(crate) mod operands;
-mod pairs;
+pub(crate) mod pairs;
 pub(crate) mod pv;
 pub(crate) mod pv_int4;
 pub(crate) mod pv_many;
@@ -65,7 +65,7 @@ pub(crate) struct Products {
     pub(crate) keys: Arithmetic,
     /// Of weights and values.
     pub(crate) values: Arithmetic,
-    /// Whose form of weights the softmax stores: that of `values`, or floats if something changes weights before they meet values.
+    /// Arithmetic of the softmax: it stores weights in the form of `values`, or as floats if something changes them first.
     pub(crate) weights: Arithmetic,
 }
 

@@ -15,10 +15,10 @@ use crate::simd::Simd;
 /// cannot be [read in place](Self::reads_keys). Weights lie in rows of scores. Values are [`Columns`] of a block, likewise packed
 /// or read in place.
 pub(crate) trait Multiply {
-    /// Number of neighbouring elements that are multiplied at once.
-    const GROUP: usize;
     /// True if values are always finite, and read where they lie.
     const FINITE: bool = false;
+    /// True if contiguous `f32` queries are read where they lie.
+    const READS_QUERIES: bool = false;
     /// True if the [softmax](Self::softmax) stores weights as they are multiplied.
     const ROUNDS_IN_SOFTMAX: bool = false;
 
@@ -36,13 +36,15 @@ pub(crate) trait Multiply {
     unsafe fn store_query<S: Simd>(s: S, query: QueryRow<'_>, room: &mut [f32], to: &mut [f32]);
 
     /// Returns true if a task of `rows` rows reads these keys where they lie.
-    fn reads_keys(keys: &Keys, rows: usize, head_dim: usize) -> bool;
+    fn reads_keys(keys: &Keys, rows: usize) -> bool;
     /// Returns the number of floats of scratch that sixteen packed keys take.
     fn panel_floats(source: KeySource<'_>, head_dim: usize) -> usize;
+    /// Number of steps in which a packed panel is read.
+    fn depth(head_dim: usize) -> usize;
     /// Packs keys into `out`, unless that is done, and returns them as they lie there.
     ///
     /// # Safety
-    /// The keys are readable. The result is used while `out` holds them.
+    /// [`KeysToPack::all`] keys from the first on are readable; those of a cache in whole panels, with their numbers. The result is used while `out` holds them.
     unsafe fn pack_keys<S: Simd>(s: S, keys: KeysToPack<'_>, out: &mut [f32]) -> Keys;
     /// Computes the scores of a row block against a run of keys.
     ///
@@ -75,8 +77,8 @@ pub(crate) trait Multiply {
     /// Adds weighted sums of values to running outputs.
     ///
     /// # Safety
-    /// For every key of every span, the values of the columns of `sums` are readable, to the end of the vector that holds the
-    /// last, in the form that this arithmetic reads. If rows end, each row's pointer is writable for these columns, which no
+    /// For every key of every span, in whole groups of keys, the values of the columns of `sums` are readable, to the end of the
+    /// vector that holds the last, in the form that this arithmetic reads; weights of keys of a group beyond the span are 0. If rows end, each row's pointer is writable for these columns, which no
     /// other worker writes.
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues);
 }

@@ -63,7 +63,7 @@ pub(crate) struct ValuesToPack {
     pub(crate) packing: Packing,
 }
 
-/// Keys of a run, as an arithmetic reads them: its first panel is the run's first. Only those of few rows may be scattered.
+/// Keys of a run, as an arithmetic reads them: its first panel is the run's first. Floats and pairs of many rows are not scattered.
 #[derive(Clone, Copy)]
 pub(crate) struct RunKeys {
     pub(crate) keys: Keys,

@@ -22,7 +22,6 @@ use crate::tensor::element::Bf16;
 use crate::tensor::rows::Rows;
 
 impl Multiply for Bf16Pairs {
-    const GROUP: usize = 2;
     const ROUNDS_IN_SOFTMAX: bool = true;
 
     fn query_floats(head_dim: usize) -> usize {
@@ -43,12 +42,16 @@ impl Multiply for Bf16Pairs {
         to.copy_from_slice(&wide[..to.len()]);
     }
 
-    fn reads_keys(keys: &Keys, rows: usize, _: usize) -> bool {
+    fn reads_keys(keys: &Keys, rows: usize) -> bool {
         matches!(keys, Keys::Pairs(panels) if rows <= MEMORY_BOUND_ROWS || !panels.are_scattered())
     }
 
     fn panel_floats(_: KeySource<'_>, head_dim: usize) -> usize {
         LANES * head_dim.max(LANES)
+    }
+
+    fn depth(head_dim: usize) -> usize {
+        head_dim.div_ceil(2)
     }
 
     unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {
@@ -101,24 +104,33 @@ impl Multiply for Bf16Pairs {
     }
 
     unsafe fn pack_values<S: Simd>(s: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
-        let ValuesToPack { values, size: [n, cols], nonfinite, packing } = values;
-        let (width, out) = (cols.next_multiple_of(LANES), elements_mut::<Bf16x2>(out));
-        if packing == Packing::Needed {
-            // SAFETY: the caller guarantees the values; pairs have whole vectors of columns.
-            unsafe {
-                match values {
-                    ColumnValues::Pairs(pairs) => bf16_pairs::copy_values(pairs, [n, width], nonfinite, out),
-                    values => bf16_pairs::pack_values(s, values.elements(), [n, cols], nonfinite, out),
-                }
-            }
-        }
-        ColumnValues::Pairs(Rows::strided(out.as_ptr(), width as isize, 1))
+        // SAFETY: same contract.
+        unsafe { pack_value_pairs(s, values, out) }
     }
 
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues) {
         // SAFETY: same contract.
         unsafe { s.with_bf16_dot(Values { values, sums }) }
     }
+}
+
+/// Packs values in pairs of keys, as [`Multiply::pack_values`] says; a last key of an odd number is beside zeros.
+///
+/// # Safety
+/// As [`Multiply::pack_values`].
+pub(crate) unsafe fn pack_value_pairs<S: Simd>(s: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
+    let ValuesToPack { values, size: [n, cols], nonfinite, packing } = values;
+    let (width, out) = (cols.next_multiple_of(LANES), elements_mut::<Bf16x2>(out));
+    if packing == Packing::Needed {
+        // SAFETY: the caller guarantees the values; pairs have whole vectors of columns.
+        unsafe {
+            match values {
+                ColumnValues::Pairs(pairs) => bf16_pairs::copy_values(s, pairs, [n, width], nonfinite, out),
+                values => bf16_pairs::pack_values(s, values.elements(), [n, cols], nonfinite, out),
+            }
+        }
+    }
+    ColumnValues::Pairs(Rows::strided(out.as_ptr(), width as isize, 1))
 }
 
 /// Scores to compute by pairs.
@@ -196,7 +208,6 @@ impl Bf16DotWork for Round<'_> {
             #[inline(always)]
             || {
                 self.0.for_each_row(
-                    s,
                     #[inline(always)]
                     |_, panels, weights| {
                         for panel in panels {

@@ -98,7 +98,7 @@ impl Reading {
         Self {
             run: if in_runs { RUN } else { KEY_BLOCK },
             far: if in_runs { far.next_multiple_of(RUN / T::By::PRODUCTS) } else { far },
-            in_order: in_runs && T::By::PRODUCTS == 1 && dense,
+            in_order: in_runs && T::ROWS == 1 && dense,
         }
     }
 }

@@ -29,7 +29,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
     panels: Rows<T>,
     later: Option<LaterKeys>,
 ) {
-    let (rows, keys) = (run.rows, Panels { all: panels, depth: queries.head_dim.div_ceil(T::By::PRODUCTS), later });
+    let (rows, keys) = (run.rows, RunPanels { all: panels, depth: queries.head_dim.div_ceil(T::By::PRODUCTS), later });
     assert!(queries.rows.len() == rows && (rows <= MEMORY_BOUND_ROWS || !panels.are_scattered()));
     // Rows of pages, which tiles do not prefetch, are read more slowly two panels at a time; scattered panels are read one
     // by one.
@@ -72,7 +72,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
 
 /// Panels of a run, and what few rows prefetch meanwhile.
 #[derive(Clone, Copy)]
-struct Panels<T> {
+struct RunPanels<T> {
     all: Rows<T>,
     /// Number of elements of a panel in each lane, or of pairs.
     depth: usize,
@@ -80,8 +80,8 @@ struct Panels<T> {
 }
 
 impl LaterKeys {
-    /// Returns what a tile of `vecs` panels, the first of which is panel `n` of `all` that are these keys, prefetches; panels are
-    /// so deep.
+    /// Returns what a tile of `vecs` panels prefetches. It begins with panel `of[0]` of the `of[1]` panels of `keys`, each
+    /// `depth` deep.
     ///
     /// # Safety
     /// There is such a panel.
@@ -108,7 +108,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
     run: &mut ScoreRun<'_>,
     strip: Strip,
     QueryRows { rows: queries, scale, .. }: QueryRows<'_>,
-    Panels { all: keys, depth: d, later }: Panels<T>,
+    RunPanels { all: keys, depth: d, later }: RunPanels<T>,
 ) {
     let (all, scale, scattered) = ([run.rows, run.panels.len()], s.splat(scale), keys.are_scattered());
     let (first_panel, out) = (run.panels.start, run.out.as_mut_ptr());

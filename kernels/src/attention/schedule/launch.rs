@@ -88,8 +88,8 @@ impl<'a> Launch<'a> {
     }
 
     /// Takes tasks and runs them until none is left. Any number of workers may call this at once, each with its own
-    /// scratch; when all calls have returned, the outputs are complete, unless
-    /// the launch [was stopped](Self::is_stopped): then tasks that were begun are done, and the rows of others are untouched.
+    /// scratch; when all calls have returned, the outputs are complete, unless the launch [was stopped](Self::is_stopped): then
+    /// tasks that were begun are done, and the rows of others are untouched.
     ///
     /// # Panics
     /// If key blocks are shared out and there is a weight function, which needs every row whole.

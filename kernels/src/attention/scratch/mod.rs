@@ -63,16 +63,15 @@ pub(crate) enum QueryMemory {
 
 /// Worker's scratch, split into its parts.
 pub(crate) struct Regions<'a> {
-    /// Packed keys, `[panel][head_dim][16]`, as pairs (`bf16_pairs.rs`), or as integers (`int8.rs`, `int4.rs`).
+    /// Packed keys, as the arithmetic of the call lays them out (`products/multiply.rs`).
     pub(crate) keys: &'a mut [f32],
-    /// Packed values, `[run][key][columns]`.
+    /// Packed values, likewise.
     pub(crate) values: &'a mut [f32],
     /// Scores, then weights, `[row of the row block][SCORE_STRIDE]`.
     pub(crate) scores: &'a mut [f32],
     /// Running output, `[row of the task][width]`.
     pub(crate) out: &'a mut [f32],
-    /// Copied queries, `[row of the task][head_dim]`, if the caller's are not contiguous; or queries as pairs or as
-    /// bytes: see `queries.rs`.
+    /// Queries of the task, likewise, unless they are read where they lie: see `queries.rs`.
     pub(crate) queries: &'a mut [f32],
     /// Contents of that memory.
     pub(crate) query_memory: QueryMemory,

@@ -20,7 +20,6 @@ pub(crate) unsafe fn mask<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[
             let hidden = s.splat(f32::NEG_INFINITY);
             let keep = matches!(polarity, Mask::Keep(_));
             row_block.for_each_row(
-                s,
                 #[inline(always)]
                 |row, panels, scores| {
                     let hide = |panel: usize, bytes: *const u8| {
@@ -150,7 +149,6 @@ pub(crate) fn mask_padding<S: Simd>(s: S, mut row_block: ScoreBlock<'_>) {
         move || {
             let (spans, hidden) = (row_block.spans, s.splat(f32::NEG_INFINITY));
             row_block.for_each_row(
-                s,
                 #[inline(always)]
                 |row, panels, scores| {
                     let keys = spans.of_row(row).keys().end % LANES;

@@ -101,7 +101,7 @@ pub(crate) struct ScoreBlock<'a> {
 impl ScoreBlock<'_> {
     /// Calls `f(row, panels, scores of the row)` for each row.
     #[inline(always)]
-    pub(crate) fn for_each_row<S: Simd>(&mut self, _: S, mut f: impl FnMut(usize, core::ops::Range<usize>, *mut f32)) {
+    pub(crate) fn for_each_row(&mut self, mut f: impl FnMut(usize, core::ops::Range<usize>, *mut f32)) {
         assert!(self.spans.are_of(self.rows) && self.scores.len() >= self.rows * SCORE_STRIDE);
         let mut first = 0;
         for span in self.spans.iter() {
@@ -122,7 +122,6 @@ impl ScoreBlock<'_> {
             #[inline(always)]
             move || {
                 self.for_each_row(
-                    s,
                     #[inline(always)]
                     |row, panels, scores| {
                         for panel in panels {
@@ -168,7 +167,6 @@ pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32, mu
             let small = s.splat(TANH_SMALL);
             let size = |x: S::V| s.max(x, s.sub(zero, x));
             row_block.for_each_row(
-                s,
                 #[inline(always)]
                 |row, panels, scores| {
                     // SAFETY: panels lie inside the row.
@@ -233,7 +231,6 @@ unsafe fn bias_of<S: Simd, T: Element>(s: S, mut row_block: ScoreBlock<'_>, rows
     assert!(rows.len() >= row_block.rows);
     let hidden = s.splat(f32::NEG_INFINITY);
     row_block.for_each_row(
-        s,
         #[inline(always)]
         |row, panels, scores| {
             let add = |panel: usize, bias: *const T| {
@@ -302,7 +299,6 @@ pub(crate) fn add_weight_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, sums
         move || {
             let (sums, _) = sums[..KEY_BLOCK].as_chunks_mut();
             row_block.for_each_row(
-                s,
                 #[inline(always)]
                 |_, panels, weights| {
                     for panel in panels {

@@ -93,7 +93,6 @@ pub(crate) fn softmax_backward<S: Simd>(
             let all = keys.start / LANES..keys.end.div_ceil(LANES);
             let gradients = gradients.as_mut_ptr();
             row_block.for_each_row(
-                s,
                 #[inline(always)]
                 |row, panels, scores| {
                     let SavedRow { lse, d_lse, delta, .. } = saved[row];

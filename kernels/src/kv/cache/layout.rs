@@ -140,7 +140,7 @@ impl Sizes {
         Parts { key_scales, keys, value_scales, values }
     }
 
-    /// Returns the number of elements of a panel of sixteen keys.
+    /// Returns the number of elements of a panel of sixteen keys; in int4, of bytes.
     pub(super) fn panel(self) -> usize {
         match self.format {
             Format::Elements(_) | Format::Int8 { .. } => self.head_dim.next_multiple_of(self.group()) * LANES,
@@ -153,7 +153,7 @@ impl Sizes {
         int4::blocks(self.head_dim) * kind.numbers() * LANES
     }
 
-    /// Returns the layout of a head's values: of rows, or of groups of four keys.
+    /// Returns the layout of a head's values. A row holds a group of keys.
     pub(super) fn value_layout(self) -> ValueLayout {
         let rows = self.rows / self.group();
         match self.format {

@@ -250,7 +250,7 @@ impl PackedPool {
         Rows::scattered(table, panel as isize, 1)
     }
 
-    /// Returns values as rows of the first panel in a table; in int8, a row is the values of four keys.
+    /// Returns values as rows of the first panel in a table; a row is the values of a group of keys.
     fn value_panels<T: Plain>(
         &self,
         values: &Range<usize>,

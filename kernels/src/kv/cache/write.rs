@@ -126,8 +126,8 @@ impl Head<'_> {
     fn write_elements<T: Element + Plain>(&mut self, key: Option<Source>, value: Option<Source>) {
         match (key, T::DTYPE) {
             (Some(key), Dtype::F32) => self.write_float_keys(key),
-            (Some(key), Dtype::Bf16) if self.sizes.group() > 1 => self.write_key_pairs(key),
-            (Some(key), Dtype::Bf16 | Dtype::F16) => self.place_keys::<T>(key),
+            (Some(key), Dtype::Bf16) => self.write_key_pairs(key),
+            (Some(key), Dtype::F16) => self.place_keys::<F16>(key),
             (None, _) => {}
         }
         match value {
