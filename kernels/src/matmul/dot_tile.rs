@@ -165,8 +165,8 @@ const fn reads<S: Simd>(rows: usize, vecs: usize) -> bool {
 /// rows wait for memory, which is faster in order, and run one chain at a time; a tile of one panel is the exception,
 /// since with one chain a row would wait for its own sums.
 #[inline(always)]
-const fn paired<S: Simd>(rows: usize, vecs: usize) -> bool {
-    (rows > FETCH_BOUND_ROWS || vecs == 1) && 2 * rows * vecs <= S::TILE_ROWS * S::TILE_VECS
+const fn paired<S: Simd, T: Operand<S>>(rows: usize, vecs: usize) -> bool {
+    (rows > FETCH_BOUND_ROWS || vecs == 1) && 2 * rows * vecs <= T::TILE_ROWS * S::TILE_VECS
 }
 
 /// Adds the sums of one chain to those of another.
@@ -210,7 +210,7 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
         // If paired, runs two chains side by side, `first..middle` and `middle..last`, the second no longer than the
         // first: their totals are added in registers, where one chain at a time would add them in memory.
         let middle = depth.min(first + chain);
-        let last = if const { paired::<S>(MR, NV) } { depth.min(middle + chain) } else { middle };
+        let last = if const { paired::<S, T>(MR, NV) } { depth.min(middle + chain) } else { middle };
         panels.prefetch_pages::<S, NV, LEVEL>(s, first..last);
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
         let [one, two] = &mut sums;

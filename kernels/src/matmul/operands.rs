@@ -65,6 +65,8 @@ pub(crate) unsafe trait Operand<S: Simd>: Copy {
     const ROWS: usize = 1;
     /// Number of elements of a packed key that lie side by side, 1 or 2, and are loaded together.
     const TERMS: usize = 1;
+    /// Largest number of rows of a register tile of scores.
+    const TILE_ROWS: usize = <Self::By as MulAdd<S>>::TILE_ROWS;
     /// Number of bytes of an element in each of its columns.
     const COLUMN_BYTES: usize = size_of::<Self>();
     /// True if tiles of P·V can end (finish) rows of these: only with `f32`, so that the code is not compiled for others.
@@ -222,6 +224,7 @@ unsafe impl<S: Simd> MulAdd<S> for TwoFloats {
     type Y = [S::V; 2];
     type Sum = S::V;
     const PRODUCTS: usize = 2;
+    const TILE_ROWS: usize = S::TWO_TERM_ROWS;
 
     #[inline(always)]
     fn start(_: S, totals: S::V) -> S::V {
@@ -270,6 +273,7 @@ pub(crate) struct PairElement(Bf16);
 // SAFETY: sixteen pairs are read, which hold the element of each lane.
 unsafe impl<S: Simd> Operand<S> for PairElement {
     const TERMS: usize = 2;
+    const TILE_ROWS: usize = S::TWO_TERM_ROWS;
     type By = Floats;
 
     #[inline(always)]

@@ -71,6 +71,8 @@ pub(crate) unsafe trait Simd: Vector {
     /// Number of rows of a register tile. With [`Self::TILE_VECS`], as large as the register file allows: see each
     /// backend.
     const TILE_ROWS: usize;
+    /// Largest number of rows of a tile whose terms are two floats from one load: both are held in registers.
+    const TWO_TERM_ROWS: usize = Self::TILE_ROWS;
     /// Number of vectors (sixteen columns each) of a register tile.
     const TILE_VECS: usize;
     /// Number of vectors of a tile of scores of few rows, or of integers: half of [`Self::TILE_VECS`] where two chains of a dot

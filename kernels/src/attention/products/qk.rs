@@ -38,7 +38,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
     let level = match later.map_or(NO_LEVEL, |_| dot_tile::level(s, rows)) {
         // Rows of elements are few, so those that prefetch nothing need no code of their own.
         NO_LEVEL if const { T::By::PRODUCTS == 1 && S::PREFETCHES } => SECOND_OR_NONE,
-        SECOND if run.spans.len() > 1 => SECOND_OR_NONE,
+        SECOND if rows > T::TILE_ROWS => SECOND_OR_NONE,
         level => level,
     };
     // SAFETY: rows and panels of a strip are those of `run`; their scores are inside `run.out`, as it asserts; the caller
@@ -117,7 +117,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
     run.for_each_tile::<S, NV>(
         s,
         &strip,
-        S::TILE_ROWS,
+        T::TILE_ROWS,
         #[inline(always)]
         |rows, panel| {
             // SAFETY: the caller guarantees rows and panels of the strip.
@@ -132,7 +132,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
                     stride: SCORE_STRIDE,
                     later: later.map(|later| later.of_tile::<S, T>(keys, [n, all[1]], d, NV)),
                 };
-                by_tile_rows!(rows.len(), most dot_tile::most_rows(S::TILE_ROWS, LEVEL), |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
+                by_tile_rows!(rows.len(), most dot_tile::most_rows(T::TILE_ROWS, LEVEL), |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
                     s,
                     tile,
                     #[inline(always)]

@@ -108,6 +108,7 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
     // 6 × 4 accumulators, four elements of 6 rows, 1 load: 31 of 32 registers, and 24 chains against the 16 that four FMA
     // units of latency 4 need.
     const TILE_ROWS: usize = ROWS;
+    const TWO_TERM_ROWS: usize = ROWS - 1;
     const TILE_VECS: usize = 1;
     const DOT_VECS: usize = 1;
 

@@ -175,6 +175,7 @@ unsafe impl<const EXTRA: u8> Simd for Avx2Token<EXTRA> {
     // 6 × 2 accumulators, 2 loads, 1 broadcast: 15 of 16 registers, 12 chains against the 8 to 10 that two FMA units
     // of latency 4 or 5 need.
     const TILE_ROWS: usize = 6;
+    const TWO_TERM_ROWS: usize = 5;
     const TILE_VECS: usize = 1;
     const DOT_VECS: usize = 1;
 
