@@ -74,7 +74,11 @@ impl ValueLayout {
 
     /// Returns the index of element `column` of row `j`.
     pub(crate) fn at(self, j: usize, column: usize) -> usize {
-        let panel = self.panel(column);
+        self.at_in(&self.panel(column), j, column)
+    }
+
+    /// Returns the index as [`Self::at`] does, of a column of this panel.
+    fn at_in(self, panel: &Range<usize>, j: usize, column: usize) -> usize {
         panel.start * self.rows + j * panel.len() + column - panel.start
     }
 }
@@ -103,7 +107,7 @@ impl<T: Copy> ValuePanels<T> {
         let panel = self.layout.panel(column);
         // SAFETY: the caller guarantees that the column exists: all panels of a block lie in the memory that starts with
         // the first.
-        let rows = unsafe { self.first.columns_from(panel.start * self.layout.rows + column - panel.start) };
+        let rows = unsafe { self.first.columns_from(self.layout.at_in(&panel, 0, column)) };
         (rows.with_step(panel.len() as isize), panel.end - column)
     }
 

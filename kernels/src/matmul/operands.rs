@@ -65,7 +65,7 @@ pub(crate) unsafe trait Operand<S: Simd>: Copy {
     const ROWS: usize = 1;
     /// Number of elements of a packed key that lie side by side, 1 or 2, and are loaded together.
     const TERMS: usize = 1;
-    /// Largest number of rows of a register tile of scores.
+    /// Largest number of rows of a register tile: fewer than of its multiply-add, where a load holds more.
     const TILE_ROWS: usize = <Self::By as MulAdd<S>>::TILE_ROWS;
     /// Number of bytes of an element in each of its columns.
     const COLUMN_BYTES: usize = size_of::<Self>();

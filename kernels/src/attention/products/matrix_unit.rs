@@ -8,7 +8,7 @@ use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{
     KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
 };
-use crate::attention::products::pairs::pack_value_pairs;
+use crate::attention::products::pairs::{pack_value_pairs, store_weights};
 use crate::attention::products::pv::ValueSums;
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::scratch::SCORE_STRIDE;
@@ -111,14 +111,9 @@ impl Multiply for MatrixUnit {
         softmax::<S, Self>(s, row_block, state);
     }
 
-    unsafe fn prepare_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {
+    unsafe fn prepare_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {
         if from == Arithmetic::Floats {
-            row_block.for_each_row(|_, panels, weights| {
-                for panel in panels {
-                    // SAFETY: a panel of the row is read, and its pairs are written over weights that have been read already.
-                    unsafe { Self::store(s, weights, panel, s.load(weights.add(panel * LANES))) };
-                }
-            });
+            store_weights::<S, Self>(s, row_block);
         }
     }
 

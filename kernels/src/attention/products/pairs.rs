@@ -203,21 +203,27 @@ struct Round<'a>(ScoreBlock<'a>);
 impl Bf16DotWork for Round<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Bf16Dot>(mut self, s: S) {
-        s.vectorize(
-            #[inline(always)]
-            || {
-                self.0.for_each_row(
-                    #[inline(always)]
-                    |_, panels, weights| {
-                        for panel in panels {
-                            // SAFETY: a panel of the row is read, and its pairs are written to the first half of the row, over
-                            // weights that have been read already or belong to no key of the span.
-                            unsafe { Bf16Pairs::store(s, weights, panel, s.load(weights.add(panel * LANES))) };
-                        }
-                    },
-                );
-            },
-        );
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
+        store_weights::<S, Bf16Pairs>(s, self.0);
     }
+}
+
+/// Stores finished weights, floats so far, in another form, in place.
+#[inline(always)]
+pub(crate) fn store_weights<S: Simd, W: WeightForm<S>>(s: S, mut row_block: ScoreBlock<'_>) {
+    s.vectorize(
+        #[inline(always)]
+        || {
+            row_block.for_each_row(
+                #[inline(always)]
+                |_, panels, weights| {
+                    for panel in panels {
+                        // SAFETY: a panel of the row is read, and its weights are written over it, or over those before it, which
+                        // have been read already or belong to no key of the span.
+                        unsafe { W::store(s, weights, panel, s.load(weights.add(panel * LANES))) };
+                    }
+                },
+            );
+        },
+    );
 }

@@ -207,7 +207,7 @@ unsafe fn accumulate_strip<S: Simd, T: Operand<S>, const NV: usize>(s: S, a: &mu
     for_each_register_tile::<S>(
         a.spans,
         a.rows,
-        T::By::TILE_ROWS,
+        T::TILE_ROWS,
         #[inline(always)]
         |rows, span| {
             let values = ValueTerms::new(s, strip.values, &span.keys(), &strip.keys);
@@ -241,7 +241,7 @@ unsafe fn accumulate_tile<S: Simd, T: Operand<S>, const NV: usize>(
         let far = tile_prefetches::<S>(row, rows, a.rows).then_some(reading.far);
         let next = far.filter(|_| reading.in_order).and_then(|far| values.next_in_order(far, first_vec));
         let terms = Terms { values, weights, far, next };
-        by_tile_rows!(rows, most T::By::TILE_ROWS, |MR| tile::<S, T, MR, NV>(s, terms, running));
+        by_tile_rows!(rows, most T::TILE_ROWS, |MR| tile::<S, T, MR, NV>(s, terms, running));
     }
     a.prefetch.fetch(s);
 }
