@@ -17,8 +17,8 @@ use sdpa_kernels::{Accumulation, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, MEMORY_BOUND_RO
 const RUNS_PER_WORKER: usize = 4;
 /// Bytes of partial results that are always few enough for blocks of keys to be divided among workers; with more than
 /// [`MEMORY_BOUND_ROWS`] rows, for each thread.
-const LITTLE: usize = 1 << 20;
-const LITTLE_EACH: usize = 4 << 20;
+const FEW_BYTES: usize = 1 << 20;
+const FEW_BYTES_A_THREAD: usize = 4 << 20;
 
 /// Division of a problem of one shape into tasks. Of the plan, only the instruction set can change bits of the result:
 /// without FMA, or with [`Precision::Native`](crate::Precision::Native).
@@ -120,7 +120,7 @@ impl Plan {
 
     /// Returns the bytes of partial results that are always few enough.
     fn few_bytes(&self, most_rows: usize) -> usize {
-        if most_rows > MEMORY_BOUND_ROWS { LITTLE_EACH.saturating_mul(self.threads) } else { LITTLE }
+        if most_rows > MEMORY_BOUND_ROWS { FEW_BYTES_A_THREAD.saturating_mul(self.threads) } else { FEW_BYTES }
     }
 
     /// Returns the split of the sequences with few rows, if the plan splits them and the problem, which may be another of this

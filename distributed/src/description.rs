@@ -1,4 +1,4 @@
-//! What ranks tell each other of a call, and whether they agree.
+//! Descriptions of a call that ranks send each other, and whether they agree.
 
 use crate::error::Error;
 use crate::numbers::{Numbers, Reader};
@@ -12,16 +12,16 @@ const LONG: usize = 300;
 /// Element types, each told by its place here.
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
-/// What a rank has of a thing that all must agree on.
+/// Value that a rank has of a thing that all must agree on.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Value {
     Nothing,
-    /// Something, of which no more is told.
+    /// Something; no more is told of it.
     Given,
     Number(usize),
     Type(Dtype),
     Sizes([usize; 3]),
-    /// What is compared, but not read: as it is printed.
+    /// Text of what is compared, but not read.
     Printed(String),
 }
 

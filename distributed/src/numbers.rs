@@ -1,4 +1,4 @@
-//! What ranks tell each other, as one list of numbers.
+//! Lists of numbers, as ranks send them to each other.
 
 /// List that grows.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ impl Numbers {
     }
 }
 
-/// What is left to read of a list that [`Numbers`] made. `None`, where it is not such a list.
+/// Rest to read of a list that [`Numbers`] made. Its methods return `None` if it is not such a list.
 #[derive(Debug)]
 pub(crate) struct Reader<'n>(pub(crate) &'n [u64]);
 

@@ -56,7 +56,7 @@ impl<T> Tensor<T> {
         Ok(View::bhld(&self.head(at)[rows.start * dim..rows.end * dim], [1, 1, rows.len(), dim])?)
     }
 
-    /// The same of a tensor; one batch, head or row may stand for all.
+    /// Some rows of one head, as [`Self::rows`] returns them; one batch, head or row may stand for all.
     pub(crate) fn broadcast_rows(&self, [batch, head]: [usize; 2], rows: Range<usize>) -> Result<View<'_, T>> {
         let [batches, heads, all, _] = self.shape;
         let one = |n: usize, index| if n == 1 { 0 } else { index };

@@ -137,7 +137,7 @@ fn made_for(folder: &Path) -> Result<Option<usize>> {
     }
 }
 
-/// How tokens become one row: by the folder's word, otherwise their mean.
+/// Pooling of tokens to one row, as the folder says; otherwise their mean.
 fn pooling(folder: &Path) -> Result<Pooling> {
     let file = folder.join("1_Pooling/config.json");
     if !file.exists() {

@@ -1,4 +1,5 @@
-//! Products of f32 rows and f32 columns: the inner loop of scores and of P·V of compute-bound rows, of short texts, and of the sums over rows of the backward pass.
+//! Products of f32 rows and f32 columns: the inner loop of scores and of P·V of compute-bound rows, of short texts, and of the
+//! sums over rows of the backward pass.
 //!
 //! ```text
 //! sums[r][n] += Σ_i rows[r][i] · columns[i][n]         terms i in order, one chain of FMAs for each lane

@@ -92,7 +92,7 @@ impl Isa {
 }
 
 /// Runs `f` compiled for an instruction set, as far as it inlines: pass a closure marked `#[inline(always)]` that calls
-/// functions marked likewise. It is for loops that the compiler vectorises; their results do not depend on
+/// functions that are marked so too. It is for loops that the compiler vectorises; their results do not depend on
 /// the instruction set, since products and sums are neither fused nor reordered.
 #[inline(always)]
 pub fn vectorized<R>(isa: Isa, f: impl FnOnce() -> R) -> R {

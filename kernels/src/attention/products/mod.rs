@@ -61,11 +61,12 @@ pub(crate) use by_arithmetic;
 /// Arithmetic of the products of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Products {
-    /// Of queries and keys.
+    /// Arithmetic of queries and keys.
     pub(crate) keys: Arithmetic,
-    /// Of weights and values.
+    /// Arithmetic of weights and values.
     pub(crate) values: Arithmetic,
-    /// Arithmetic of the softmax: it stores weights in the form of `values`, or as floats if something changes them first.
+    /// Arithmetic of the softmax: that of `values`, which stores weights as they are multiplied, or floats if something changes
+    /// weights first.
     pub(crate) weights: Arithmetic,
 }
 

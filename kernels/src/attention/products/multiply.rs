@@ -12,8 +12,8 @@ use crate::simd::Simd;
 /// Arithmetic of products: how queries and keys, weights and values lie in memory, and the loops that multiply them.
 ///
 /// Queries become rows of [`Self::query_floats`] floats of scratch. Keys are [`Keys`], packed by [`Self::pack_keys`] where they
-/// cannot be [read in place](Self::reads_keys). Weights lie in rows of scores. Values are [`Columns`] of a block, likewise packed
-/// or read in place.
+/// cannot be [read in place](Self::reads_keys). Weights lie in rows of scores. Values are [`Columns`] of a block, packed or read in
+/// place as keys are.
 pub(crate) trait Multiply {
     /// True if values are always finite, and read where they lie.
     const FINITE: bool = false;
@@ -39,12 +39,13 @@ pub(crate) trait Multiply {
     fn reads_keys(keys: &Keys, rows: usize) -> bool;
     /// Returns the number of floats of scratch that sixteen packed keys take.
     fn panel_floats(source: KeySource<'_>, head_dim: usize) -> usize;
-    /// Number of steps in which a packed panel is read.
+    /// Returns the number of steps in which a packed panel is read.
     fn depth(head_dim: usize) -> usize;
     /// Packs keys into `out`, unless that is done, and returns them as they lie there.
     ///
     /// # Safety
-    /// [`KeysToPack::all`] keys from the first on are readable; those of a cache in whole panels, with their numbers. The result is used while `out` holds them.
+    /// [`KeysToPack::all`] keys from the first on are readable; those of a cache in whole panels, with their numbers. The result is used
+    /// while `out` holds them.
     unsafe fn pack_keys<S: Simd>(s: S, keys: KeysToPack<'_>, out: &mut [f32]) -> Keys;
     /// Computes the scores of a row block against a run of keys.
     ///
@@ -78,8 +79,8 @@ pub(crate) trait Multiply {
     ///
     /// # Safety
     /// For every key of every span, in whole groups of keys, the values of the columns of `sums` are readable, to the end of the
-    /// vector that holds the last, in the form that this arithmetic reads; weights of keys of a group beyond the span are 0. If rows end, each row's pointer is writable for these columns, which no
-    /// other worker writes.
+    /// vector that holds the last, in the form that this arithmetic reads; weights of keys of a group beyond the span are 0. If
+    /// rows end, each row's pointer is writable for these columns, which no other worker writes.
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues);
 }
 

@@ -65,13 +65,13 @@ pub(crate) enum QueryMemory {
 pub(crate) struct Regions<'a> {
     /// Packed keys, as the arithmetic of the call lays them out (`products/multiply.rs`).
     pub(crate) keys: &'a mut [f32],
-    /// Packed values, likewise.
+    /// Packed values, in the layout of that arithmetic.
     pub(crate) values: &'a mut [f32],
     /// Scores, then weights, `[row of the row block][SCORE_STRIDE]`.
     pub(crate) scores: &'a mut [f32],
     /// Running output, `[row of the task][width]`.
     pub(crate) out: &'a mut [f32],
-    /// Queries of the task, likewise, unless they are read where they lie: see `queries.rs`.
+    /// Queries of the task, in the layout of that arithmetic, unless they are read where they lie: see `queries.rs`.
     pub(crate) queries: &'a mut [f32],
     /// Contents of that memory.
     pub(crate) query_memory: QueryMemory,
