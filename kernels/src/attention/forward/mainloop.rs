@@ -67,16 +67,15 @@ impl<S: Simd> AttentionTask<'_, S> {
         }
         let regions = &mut scratch.regions(self.tiling);
         let queries = Queries::of(self, regions);
-        let mut memory = BlockMemory::new();
         for &nonfinite in passes {
             let last = self.blocks().next_back();
             let pass = Pass { weights: Weights::Running, nonfinite, last, fresh: self.begin(regions) };
-            let ended = self.accumulate(queries, pass, self.blocks(), &mut memory, regions);
+            let ended = self.accumulate(queries, pass, self.blocks(), regions);
             if self.given.weight {
                 regions.rescale_prev.fill(1.0);
                 regions.rescale_block.fill(1.0);
                 let pass = Pass { weights: Weights::Finished, nonfinite, last: None, fresh: false };
-                self.accumulate(queries, pass, self.blocks(), &mut memory, regions);
+                self.accumulate(queries, pass, self.blocks(), regions);
             }
             if self.finish(nonfinite, ended, regions) {
                 break;
@@ -107,12 +106,12 @@ impl<S: Simd> AttentionTask<'_, S> {
         queries: Queries<'_>,
         Pass { weights, nonfinite, last, mut fresh }: Pass,
         blocks: impl Iterator<Item = usize>,
-        memory: &mut BlockMemory,
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
         let (mut ends, mut ended) = (None, EndedRowBlocks::NONE);
+        let mut memory = BlockMemory::new();
         for first in blocks {
-            let mut block = KeyBlock::of(self, first, queries, memory, regions);
+            let mut block = KeyBlock::of(self, first, queries, &mut memory, regions);
             for (number, row_block) in self.row_blocks().enumerate() {
                 let visible = block.compute_scores(row_block.clone());
                 let by_all = visible && !block.spans.iter().any(|span| span.is_empty());
@@ -156,23 +155,17 @@ impl<S: Simd> AttentionTask<'_, S> {
 
     /// Accumulates one of the task's key blocks: into what the regions hold of earlier ones, if it is `in_order`, where what is
     /// not finite stays so until the rows are finished; otherwise alone.
-    pub(crate) fn accumulate_block(
-        &self,
-        first: usize,
-        in_order: bool,
-        memory: &mut BlockMemory,
-        regions: &mut Regions<'_>,
-    ) {
+    pub(crate) fn accumulate_block(&self, first: usize, in_order: bool, regions: &mut Regions<'_>) {
         let (queries, block) = (Queries::of(self, regions), core::iter::once(first));
         let running = |nonfinite, fresh| Pass { weights: Weights::Running, nonfinite, last: None, fresh };
         if in_order {
-            self.accumulate(queries, running(NonFinite::Ignored, false), block, memory, regions);
+            self.accumulate(queries, running(NonFinite::Ignored, false), block, regions);
             return;
         }
         // Once more, with non-finite values handled, if anything is not finite.
         for nonfinite in ASSUMED_FINITE {
             let pass = running(nonfinite, self.begin(regions));
-            self.accumulate(queries, pass, block.clone(), memory, regions);
+            self.accumulate(queries, pass, block.clone(), regions);
             if self.accumulated_is_finite(regions) {
                 break;
             }

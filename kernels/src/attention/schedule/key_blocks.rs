@@ -5,7 +5,6 @@
 //! scores, because a mask, a bias, ALiBi, dropout or a function of the caller's treats each by its position, sequences meet
 //! the block one after the other, while it is in cache.
 
-use crate::attention::blocks::key_block::BlockMemory;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::options::Options;
 use crate::attention::call::row_mods::Given;
@@ -19,12 +18,11 @@ use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Stop;
 use core::ops::Range;
 
-/// Worker that accumulates units into their parts, and what it keeps from one to the next: queries, and memory for a block.
+/// Worker that accumulates units into their parts, and the queries that it keeps from one to the next.
 pub(crate) struct BlockWorker<'w, S> {
     bound: BoundCall<'w, S>,
     parts: &'w Parts<'w>,
     slots: QuerySlots,
-    memory: BlockMemory,
     /// Maximum number of rows of several sequences that are computed together: 0 if each is treated by its position.
     most_together: usize,
 }
@@ -44,7 +42,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     pub(crate) unsafe fn new(bound: BoundCall<'w, S>, parts: &'w Parts<'w>) -> Self {
         let alike = are_alike(bound.checked.call(), bound.mods.given());
         let most_together = if alike { bound.tiling.shared_rows() } else { 0 };
-        Self { bound, parts, slots: QuerySlots::NONE, memory: BlockMemory::new(), most_together }
+        Self { bound, parts, slots: QuerySlots::NONE, most_together }
     }
 
     /// Accumulates a run of units, and counts it as done, unless the work is stopped: then nothing will be merged.
@@ -123,14 +121,14 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
             // Directly where the merge reads it.
             // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
             let [max, sum, out] = unsafe { parts.part(unit, task.set.rows.clone()) };
-            return task.accumulate_block(first, in_order, &mut self.memory, &mut Regions { max, sum, out, ..regions });
+            return task.accumulate_block(first, in_order, &mut Regions { max, sum, out, ..regions });
         }
         if in_order {
             regions.clear_state(task.set.rows.len());
             // SAFETY: the caller guarantees the entries, and that their parts are this worker's.
             unsafe { parts.load(unit, entries.clone(), &mut regions) }
         }
-        task.accumulate_block(first, in_order, &mut self.memory, &mut regions);
+        task.accumulate_block(first, in_order, &mut regions);
         // SAFETY: as above.
         unsafe { parts.save(unit, entries, &regions) }
     }
