@@ -10,16 +10,21 @@ use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::element::{Bf16, Element};
 use crate::tensor::rows::Rows;
 
-/// Packs the first `n` of `all` keys of `d` elements in pairs; a last odd element is paired with 0, and the last panel
-/// is filled up with zeros.
+/// Packs the first `n` of `all` keys of `d` elements in `pairs` pairs; keys and the last panel are filled up with zeros.
 ///
 /// # Safety
 /// `keys` has `all` readable rows of `d` elements, at least `n`.
-pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2], d: usize, out: &mut [Bf16x2]) {
+pub(crate) unsafe fn pack<S: Simd>(
+    s: S,
+    keys: Rows<Bf16>,
+    [n, all]: [usize; 2],
+    [d, pairs]: [usize; 2],
+    out: &mut [Bf16x2],
+) {
+    assert!(pairs >= d.div_ceil(2));
     s.vectorize(
         #[inline(always)]
         move || {
-            let pairs = d.div_ceil(2);
             let columns = if keys.element == 1 { d / 2 } else { 0 };
             fill_panels(
                 n,
@@ -48,8 +53,9 @@ pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2],
                 #[inline(always)]
                 |r, i| {
                     // SAFETY: row `r < n`, elements below `d`, as the caller guarantees.
-                    let element = |i: usize| unsafe { *keys.at(r).offset(i as isize * keys.element) }.0;
-                    Bf16x2::new(element(2 * i), if 2 * i + 1 < d { element(2 * i + 1) } else { 0 })
+                    let element =
+                        |i: usize| if i < d { unsafe { *keys.at(r).offset(i as isize * keys.element) }.0 } else { 0 };
+                    Bf16x2::new(element(2 * i), element(2 * i + 1))
                 },
             );
         },
@@ -192,7 +198,7 @@ mod tests {
         let mut out = vec![Bf16x2(u32::MAX); n.next_multiple_of(LANES) * d.div_ceil(2)];
         let rows = Rows::strided(rows.as_ptr(), (element * d) as isize, element as isize);
         // SAFETY: `rows` holds `n` rows of `d` elements.
-        unsafe { pack(s, rows, [n, n], d, &mut out) };
+        unsafe { pack(s, rows, [n, n], [d, d.div_ceil(2)], &mut out) };
         out
     }
 

@@ -29,6 +29,11 @@ macro_rules! dispatch {
                 let $s = $crate::simd::x86::avx512::Avx512::detect().expect($crate::simd::dispatch::PROOF);
                 $work
             }
+            #[cfg(target_arch = "x86_64")]
+            $crate::simd::isa::Kind::Amx => {
+                let $s = $crate::simd::x86::avx512::Avx512::detect_with_unit().expect($crate::simd::dispatch::PROOF);
+                $work
+            }
         }
     };
 }

@@ -21,6 +21,9 @@ pub(crate) enum Kind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX-512 and a matrix unit.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 /// List of every kind that this build knows, narrowest first.
@@ -32,10 +35,12 @@ const KINDS: &[Kind] = &[
     Kind::Avx2,
     #[cfg(target_arch = "x86_64")]
     Kind::Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Kind::Amx,
 ];
 
 impl Isa {
-    /// Returns the widest instruction set of this machine.
+    /// Returns the widest instruction set of this machine, that with the matrix unit if there is one.
     pub fn detect() -> Self {
         Self::available().last().unwrap_or(Self(Kind::Portable))
     }
@@ -55,7 +60,7 @@ impl Isa {
         Self::available().find(|isa| isa.name() == name)
     }
 
-    /// Returns the name: `portable`, `avx2`, `avx512` or `neon`.
+    /// Returns the name: `portable`, `avx2`, `avx512`, `amx` (AVX-512 with that matrix unit) or `neon`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Portable => "portable",
@@ -65,6 +70,8 @@ impl Isa {
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => "amx",
         }
     }
 
@@ -110,6 +117,8 @@ impl Kind {
             Self::Avx2 => !cfg!(miri) && Avx2::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => !cfg!(miri) && Avx512::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => !cfg!(miri) && Avx512::detect_with_unit().is_some(),
         }
     }
 }

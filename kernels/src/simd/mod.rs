@@ -26,6 +26,7 @@ pub(crate) use crate::simd::pairs::Bf16x2;
 pub(crate) use crate::simd::quads::{Half, Lower, Query4, Upper, Words4};
 pub(crate) use crate::simd::vector::{FOUR, Vector};
 pub(crate) use crate::simd::width::LANES;
+use crate::simd::tiles::{MatrixUnit, Unit};
 use crate::simd::width::LINE_BYTES;
 
 #[macro_use]
@@ -42,6 +43,7 @@ pub(crate) mod pairs;
 pub(crate) mod portable;
 pub(crate) mod quads;
 pub(crate) mod terms;
+pub(crate) mod tiles;
 pub(crate) mod vector;
 pub(crate) mod width;
 #[cfg(target_arch = "x86_64")]
@@ -124,6 +126,12 @@ pub(crate) unsafe trait Simd: Vector {
     unsafe fn with_bf16_dot<W: Bf16DotWork>(self, work: W) -> W::Output {
         let _ = work;
         unreachable!("no products of pairs")
+    }
+
+    /// Returns the matrix unit, if the instruction set has one and this process may use it. A model of one goes with every set.
+    #[inline(always)]
+    fn matrix_unit(self) -> Option<Unit> {
+        if cfg!(matrix_unit_model) { Unit::detect().ok() } else { None }
     }
 
     /// Stores as bfloat16, rounded to nearest even: numbers beyond the largest become ±∞, subnormal numbers are rounded

@@ -30,7 +30,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let (task, n, head_dim) = (self.task, row_block.len(), self.task.tiling.head_dim);
         // Few rows of the whole task, not of the row block: a later row block finds its keys packed already.
         let few = task.set.rows.len() <= MEMORY_BOUND_ROWS;
-        let ready = A::reads_keys(&self.keys, task.set.rows.len());
+        let ready = A::reads_keys(&self.keys, task.set.rows.len(), head_dim);
         let run = match ready {
             true => KEY_BLOCK,
             false => {

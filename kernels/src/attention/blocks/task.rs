@@ -141,8 +141,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     /// Returns the row blocks of the task, as ranges of its rows.
     pub(crate) fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<S> {
-        let rows = self.set.rows.len();
-        (0..rows).step_by(MAX_ROW_BLOCK).map(move |first| first..rows.min(first + MAX_ROW_BLOCK))
+        let (rows, most) = (self.set.rows.len(), self.products.row_block());
+        (0..rows).step_by(most).map(move |first| first..rows.min(first + most))
     }
 
     /// Returns the rows of a row block.

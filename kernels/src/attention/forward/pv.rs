@@ -39,7 +39,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let nonfinite = if matches!(mode, PvMode::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
         // SAFETY: the values' scales are the block's.
         unsafe { A::prepare_weights(task.s, self.scores(rows), values, task.products.weights) };
-        let (stride, step) = (task.tiling.width(), task.tiling.pack_cols);
+        let (stride, step) = (task.tiling.width(), task.tiling.pack_cols * A::VALUE_GROUP);
         if self.fresh && matches!(mode, PvMode::Handled(_)) {
             self.regions.out[row_block.start * stride..row_block.end * stride].fill(0.0);
         }
@@ -125,7 +125,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         nonfinite: NonFinite,
     ) -> ColumnValues {
         let size = [self.len, columns.cols];
-        let room = &mut self.regions.values[(columns.first - all.start) * self.len..];
+        let room = &mut self.regions.values[(columns.first - all.start) * self.len.div_ceil(A::VALUE_GROUP)..];
         let done = self.packed_values == Some((all.start, nonfinite));
         if columns.first + columns.cols == all.end {
             self.packed_values = Some((all.start, nonfinite));

@@ -43,7 +43,7 @@ impl Multiply for Floats {
         }
     }
 
-    fn reads_keys(keys: &Keys, rows: usize) -> bool {
+    fn reads_keys(keys: &Keys, rows: usize, _: usize) -> bool {
         match *keys {
             // Many rows read panels of floats, side by side.
             Keys::Packed(Typed::F32(panels)) => rows <= MEMORY_BOUND_ROWS || !panels.are_scattered(),

@@ -37,7 +37,7 @@ impl Multiply for Int4Fours {
         int4::block_sums(row, quads, sums);
     }
 
-    fn reads_keys(keys: &Keys, _: usize) -> bool {
+    fn reads_keys(keys: &Keys, _: usize, _: usize) -> bool {
         matches!(keys, Keys::Int4 { .. })
     }
 

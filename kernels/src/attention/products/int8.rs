@@ -33,7 +33,7 @@ impl Multiply for Int8Fours {
         sums[0] = unsafe { quantise_query(s, query, room, quads) };
     }
 
-    fn reads_keys(keys: &Keys, _: usize) -> bool {
+    fn reads_keys(keys: &Keys, _: usize, _: usize) -> bool {
         matches!(keys, Keys::Int8 { .. })
     }
 

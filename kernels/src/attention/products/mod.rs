@@ -11,11 +11,10 @@ use crate::simd::Simd;
 use crate::simd::isa::Isa;
 use crate::tensor::element::{Dtype, Precision};
 
+pub(crate) mod bf16_tiles;
 mod floats;
 mod int4;
 pub(crate) mod int8;
-#[cfg(matrix_unit_model)]
-pub(crate) mod matrix_unit;
 pub(crate) mod multiply;
 pub(crate) mod operands;
 pub(crate) mod pairs;
@@ -48,9 +47,8 @@ macro_rules! by_arithmetic {
                 type $A = $crate::matmul::operands::Int4Fours;
                 $work
             }
-            #[cfg(matrix_unit_model)]
-            $crate::attention::products::multiply::Arithmetic::MatrixUnit => {
-                type $A = $crate::attention::products::matrix_unit::MatrixUnit;
+            $crate::attention::products::multiply::Arithmetic::Bf16Tiles => {
+                type $A = $crate::attention::products::bf16_tiles::Bf16Tiles;
                 $work
             }
         }
@@ -93,6 +91,12 @@ impl Products {
         by_arithmetic!(self.keys, |A| A::tile_rows::<S>())
     }
 
+    /// Returns the largest number of rows of a row block.
+    #[inline(always)]
+    pub(crate) fn row_block(self) -> usize {
+        by_arithmetic!(self.keys, |A| A::ROW_BLOCK)
+    }
+
     /// Returns true if the loops take rows [apart](crate::attention::steps::span::Span::apart).
     #[inline(always)]
     pub(crate) fn takes_rows_apart(self) -> bool {
@@ -118,9 +122,6 @@ impl Call<'_> {
 
 /// Returns the arithmetic of [`Precision::Native`] for bfloat16, if the machine has one that is faster than floats.
 fn native<S: Simd>(s: S) -> Option<Arithmetic> {
-    #[cfg(matrix_unit_model)]
-    let native = Some(Arithmetic::MatrixUnit);
-    #[cfg(not(matrix_unit_model))]
-    let native = None;
-    native.or(s.has_bf16_dot().then_some(Arithmetic::Bf16Pairs))
+    let unit = s.matrix_unit().map(|_| Arithmetic::Bf16Tiles);
+    unit.or(s.has_bf16_dot().then_some(Arithmetic::Bf16Pairs))
 }

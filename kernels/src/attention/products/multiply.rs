@@ -3,6 +3,7 @@
 use crate::attention::products::operands::{KeySource, KeysToPack, QueryRow, QueryRows, RunKeys, ValuesToPack};
 use crate::attention::products::pv::ValueSums;
 use crate::attention::products::score_run::ScoreRun;
+use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax::{SoftmaxState, softmax};
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
@@ -21,6 +22,10 @@ pub(crate) trait Multiply {
     const READS_QUERIES: bool = false;
     /// True if the [softmax](Self::softmax) stores weights as they are multiplied.
     const ROUNDS_IN_SOFTMAX: bool = false;
+    /// Number of keys whose packed values of one column take a float of scratch.
+    const VALUE_GROUP: usize = 1;
+    /// Largest number of rows of a row block.
+    const ROW_BLOCK: usize = MAX_ROW_BLOCK;
 
     /// Returns the number of rows of a tile, which one span describes.
     fn tile_rows<S: Simd>() -> usize {
@@ -35,8 +40,8 @@ pub(crate) trait Multiply {
     /// The query is readable.
     unsafe fn store_query<S: Simd>(s: S, query: QueryRow<'_>, room: &mut [f32], to: &mut [f32]);
 
-    /// Returns true if a task of `rows` rows reads these keys where they lie.
-    fn reads_keys(keys: &Keys, rows: usize) -> bool;
+    /// Returns true if a task of `rows` rows reads these keys, of `head_dim` elements, where they lie.
+    fn reads_keys(keys: &Keys, rows: usize, head_dim: usize) -> bool;
     /// Returns the number of floats of scratch that sixteen packed keys take.
     fn panel_floats(source: KeySource<'_>, head_dim: usize) -> usize;
     /// Returns the number of steps in which a packed panel is read.
@@ -95,7 +100,6 @@ pub(crate) enum Arithmetic {
     Int8,
     /// Eights of half bytes; weights of eight bits.
     Int4,
-    /// Pairs of bfloat16, by a model of a matrix unit.
-    #[cfg(matrix_unit_model)]
-    MatrixUnit,
+    /// Pairs of bfloat16, by a matrix unit.
+    Bf16Tiles,
 }

@@ -23,26 +23,18 @@ use crate::tensor::rows::Rows;
 
 impl Multiply for Bf16Pairs {
     const ROUNDS_IN_SOFTMAX: bool = true;
+    const VALUE_GROUP: usize = 2;
 
     fn query_floats(head_dim: usize) -> usize {
         head_dim.div_ceil(2)
     }
 
-    unsafe fn store_query<S: Simd>(
-        s: S,
-        QueryRow { row, head_dim, .. }: QueryRow<'_>,
-        room: &mut [f32],
-        to: &mut [f32],
-    ) {
-        let wide: &mut [Bf16] = &mut elements_mut(room)[..head_dim.next_multiple_of(LANES)];
-        // SAFETY: the caller guarantees the query, of `head_dim` elements.
-        unsafe { pack::pack_rows(s, row, [1, head_dim], NonFinite::Ignored, wide) };
-        // An odd last element is paired with the padding.
-        let to = elements_mut(to);
-        to.copy_from_slice(&wide[..to.len()]);
+    unsafe fn store_query<S: Simd>(s: S, query: QueryRow<'_>, room: &mut [f32], to: &mut [f32]) {
+        // SAFETY: same contract.
+        unsafe { store_query_pairs(s, query, room, to) }
     }
 
-    fn reads_keys(keys: &Keys, rows: usize) -> bool {
+    fn reads_keys(keys: &Keys, rows: usize, _: usize) -> bool {
         matches!(keys, Keys::Pairs(panels) if rows <= MEMORY_BOUND_ROWS || !panels.are_scattered())
     }
 
@@ -55,27 +47,9 @@ impl Multiply for Bf16Pairs {
     }
 
     unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {
-        let KeysToPack { source, keys, all, head_dim, packing } = to_pack;
-        let panel = head_dim.div_ceil(2) * LANES;
-        if packing == Packing::Needed {
-            // SAFETY: the caller guarantees the keys; a cache's panels are whole.
-            unsafe {
-                match *source.keys {
-                    Keys::Rows(Typed::Bf16(rows)) => {
-                        let n = [keys.len(), all];
-                        bf16_pairs::pack(s, rows.rows_from(keys.start), n, head_dim, elements_mut(out));
-                    }
-                    Keys::Pairs(panels) => {
-                        let pairs = elements_mut::<Bf16x2>(out).chunks_exact_mut(panel);
-                        for (n, pairs) in (keys.start / LANES..keys.end.div_ceil(LANES)).zip(pairs) {
-                            pairs.copy_from_slice(core::slice::from_raw_parts(panels.at(n), panel));
-                        }
-                    }
-                    _ => unreachable!("pairs are made of bfloat16"),
-                }
-            }
-        }
-        Keys::Pairs(Rows::strided(out.as_ptr().cast(), panel as isize, 1))
+        let pairs = to_pack.head_dim.div_ceil(2);
+        // SAFETY: same contract.
+        unsafe { pack_key_pairs(s, to_pack, pairs, out) }
     }
 
     unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: QueryRows<'_>, keys: RunKeys) {
@@ -112,6 +86,51 @@ impl Multiply for Bf16Pairs {
         // SAFETY: same contract.
         unsafe { s.with_bf16_dot(Values { values, sums }) }
     }
+}
+
+/// Writes a query as pairs, as [`Multiply::store_query`] says, filled up with zeros.
+///
+/// # Safety
+/// As [`Multiply::store_query`].
+pub(crate) unsafe fn store_query_pairs<S: Simd>(s: S, query: QueryRow<'_>, room: &mut [f32], to: &mut [f32]) {
+    let (QueryRow { row, head_dim, .. }, to) = (query, elements_mut::<Bf16>(to));
+    let wide: &mut [Bf16] = &mut elements_mut(room)[..head_dim.next_multiple_of(LANES)];
+    // SAFETY: the caller guarantees the query, of `head_dim` elements.
+    unsafe { pack::pack_rows(s, row, [1, head_dim], NonFinite::Ignored, wide) };
+    // An odd last element is paired with the padding.
+    let (to, zeros) = to.split_at_mut(to.len().min(wide.len()));
+    to.copy_from_slice(&wide[..to.len()]);
+    zeros.fill(Bf16::default());
+}
+
+/// Packs keys in `pairs` pairs, as [`Multiply::pack_keys`] says, filled up with zeros.
+///
+/// # Safety
+/// As [`Multiply::pack_keys`].
+pub(crate) unsafe fn pack_key_pairs<S: Simd>(s: S, to_pack: KeysToPack<'_>, pairs: usize, out: &mut [f32]) -> Keys {
+    let KeysToPack { source, keys, all, head_dim, packing } = to_pack;
+    let (panel, stored) = (pairs * LANES, head_dim.div_ceil(2) * LANES);
+    if packing == Packing::Needed {
+        // SAFETY: the caller guarantees the keys; a cache's panels are whole.
+        unsafe {
+            match *source.keys {
+                Keys::Rows(Typed::Bf16(rows)) => {
+                    let (rows, n) = (rows.rows_from(keys.start), [keys.len(), all]);
+                    bf16_pairs::pack(s, rows, n, [head_dim, pairs], elements_mut(out));
+                }
+                Keys::Pairs(panels) => {
+                    let pairs = elements_mut::<Bf16x2>(out).chunks_exact_mut(panel);
+                    for (n, pairs) in (keys.start / LANES..keys.end.div_ceil(LANES)).zip(pairs) {
+                        let (pairs, zeros) = pairs.split_at_mut(stored);
+                        pairs.copy_from_slice(core::slice::from_raw_parts(panels.at(n), stored));
+                        zeros.fill(Bf16x2(0));
+                    }
+                }
+                _ => unreachable!("pairs are made of bfloat16"),
+            }
+        }
+    }
+    Keys::Pairs(Rows::strided(out.as_ptr().cast(), panel as isize, 1))
 }
 
 /// Packs values in pairs of keys, as [`Multiply::pack_values`] says; a last key of an odd number is beside zeros.

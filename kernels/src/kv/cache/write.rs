@@ -164,7 +164,7 @@ impl Head<'_> {
                 dispatch!(self.isa, |s| unsafe {
                     pack::pack_rows(s, from, [n, cols], NonFinite::Ignored, &mut rows);
                     let rows = Rows::strided(rows.as_ptr(), cols.next_multiple_of(LANES) as isize, 1);
-                    bf16_pairs::pack(s, rows, [n; 2], cols, places);
+                    bf16_pairs::pack(s, rows, [n; 2], [cols, cols.div_ceil(2)], places);
                 });
             }
         }

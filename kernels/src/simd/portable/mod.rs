@@ -10,6 +10,8 @@ use crate::simd::{
 use wide::{f32x4, i16x8, i32x4, i32x8};
 
 mod half;
+#[cfg(any(test, matrix_unit_model))]
+pub(crate) mod tiles;
 
 /// Token of the portable backend. It needs no proof: every machine can run it.
 #[derive(Clone, Copy, Debug)]

@@ -4,6 +4,7 @@
 use super::avx2::Avx2;
 use super::avx2_half::{Avx2Half, max8, sum8};
 use crate::simd::numbers::LOWEST_EXPONENT;
+use crate::simd::tiles::{MatrixUnit, Unit};
 use crate::simd::{Bf16DotWork, Bf16x2, Int8DotWork, LANES, Simd, Vector};
 use core::arch::x86_64::*;
 
@@ -12,6 +13,8 @@ use core::arch::x86_64::*;
 pub(crate) struct Avx512Token<const EXTRA: u8> {
     /// Result of [`Simd::has_large_l1`].
     large_l1: bool,
+    /// Matrix unit that goes with the vectors.
+    unit: Option<Unit>,
 }
 
 const NOTHING: u8 = 0;
@@ -40,7 +43,7 @@ impl<const EXTRA: u8> Avx512Token<EXTRA> {
         // of the others some have (Ice Lake), most have 32 (Zen 4, Skylake). The cache size is not queried: a virtual
         // machine takes microseconds to answer.
         let large_l1 = is_x86_feature_detected!("avxvnni");
-        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { large_l1 })
+        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { large_l1, unit: None })
     }
 
     /// Overrides [`Simd::has_large_l1`].
@@ -48,6 +51,16 @@ impl<const EXTRA: u8> Avx512Token<EXTRA> {
     pub(crate) fn with_room(mut self, large_l1: bool) -> Self {
         self.large_l1 = large_l1;
         self
+    }
+}
+
+impl Avx512 {
+    /// Returns the proof with that of the matrix unit, if the machine has this, all products of AVX-512 beside it, and the process
+    /// may use it.
+    pub(crate) fn detect_with_unit() -> Option<Self> {
+        let beside = Avx512Vnni::detect().is_some() && Avx512Bf16::detect().is_some();
+        let unit = Some(Unit::detect().ok().filter(|_| beside)?);
+        Some(Self { unit, ..Self::detect()? })
     }
 }
 
@@ -177,6 +190,11 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     fn half(self) -> Option<Avx2Half> {
         // Where a whole register is computed in two passes (Zen 4) halves may pay, but that has not been measured.
         None
+    }
+
+    #[inline(always)]
+    fn matrix_unit(self) -> Option<Unit> {
+        self.unit.or(if cfg!(matrix_unit_model) { Unit::detect().ok() } else { None })
     }
 
     #[inline(always)]

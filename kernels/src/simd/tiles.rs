@@ -1,0 +1,173 @@
+//! Matrix units: products of tiles of bfloat16 pairs or of bytes.
+//!
+//! A tile has up to sixteen rows of 64 bytes: sixteen sums, or sixteen groups of elements that are multiplied together, two of
+//! bfloat16 or four bytes. One step adds to each sum the products of sixteen groups of a row of A and of a column of B.
+
+use crate::simd::Simd;
+
+/// Number of rows of a tile, of columns, and of groups that a step multiplies.
+pub(crate) const TILE: usize = 16;
+/// Largest number of rows, and of columns, of a block of sums.
+pub(crate) const BLOCK: usize = 2 * TILE;
+
+/// The matrix unit that this build knows: a scalar model of one if it is built with `--cfg matrix_unit_model`.
+#[cfg(matrix_unit_model)]
+pub(crate) use crate::simd::portable::tiles::Model as Unit;
+#[cfg(not(any(matrix_unit_model, target_arch = "x86_64")))]
+pub(crate) use NoUnit as Unit;
+#[cfg(all(not(matrix_unit_model), target_arch = "x86_64"))]
+pub(crate) use crate::simd::x86::amx::Amx as Unit;
+
+/// Reason why a machine's matrix unit is not used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoMatrixUnit {
+    /// The machine, or this build, has none.
+    Absent,
+    /// The system does not let this process use it.
+    Refused,
+}
+
+/// What a block of sums begins with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    Zero,
+    /// The sums that are there.
+    There,
+}
+
+/// Block of products, of up to two tiles of rows by one or two of columns.
+#[derive(Clone, Copy)]
+pub(crate) struct TileBlock {
+    pub(crate) rows: usize,
+    /// First row of A, and the bytes from one row to the next. A row has [`TILE`] groups for each step.
+    pub(crate) a: *const u8,
+    pub(crate) a_stride: usize,
+    /// First row of B of each tile of columns, a row of sixteen columns for each group, and the bytes from one row to the next.
+    pub(crate) b: [Option<*const u8>; 2],
+    pub(crate) b_stride: usize,
+    pub(crate) steps: usize,
+    pub(crate) start: Start,
+    /// First row of sums, and the bytes from one row to the next.
+    pub(crate) c: *mut u8,
+    pub(crate) c_stride: usize,
+}
+
+/// Proof that the machine has a matrix unit, and that this process may use it. Only a detection makes one.
+///
+/// Its operations need a [configuration](Self::configure), which is this thread's: no code that may use the unit otherwise runs
+/// while one exists.
+pub(crate) trait MatrixUnit: Copy {
+    /// Tiles of some number of rows; the unit is released when they are dropped.
+    type Tiles: Tiles;
+
+    /// Returns the proof, or the reason why there is none.
+    fn detect() -> Result<Self, NoMatrixUnit>;
+
+    /// Prepares the unit for blocks.
+    fn configure(self) -> Self::Tiles;
+}
+
+/// Configured tiles. Each operation computes one [`TileBlock`].
+pub(crate) trait Tiles {
+    /// Multiplies bfloat16 pairs. In one step the products of the first elements of the pairs are one chain of FMAs from 0, those of
+    /// the second another; their sum is added once. Rounds to nearest even; subnormal numbers count as 0.
+    /// (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS.)
+    ///
+    /// # Safety
+    /// The block has at most [`BLOCK`] rows, at least one, and B for its first tile of columns. Rows of A and B are readable for
+    /// all steps, and sixteen sums of each row and tile of columns writable; readable too if the block starts with them.
+    unsafe fn multiply_pairs<S: Simd>(&mut self, s: S, block: TileBlock);
+}
+
+/// Matrix unit of machines that have none.
+#[cfg(not(any(matrix_unit_model, target_arch = "x86_64")))]
+#[derive(Clone, Copy)]
+pub(crate) enum NoUnit {}
+
+#[cfg(not(any(matrix_unit_model, target_arch = "x86_64")))]
+impl MatrixUnit for NoUnit {
+    type Tiles = Self;
+
+    fn detect() -> Result<Self, NoMatrixUnit> {
+        Err(NoMatrixUnit::Absent)
+    }
+
+    fn configure(self) -> Self {
+        self
+    }
+}
+
+#[cfg(not(any(matrix_unit_model, target_arch = "x86_64")))]
+impl Tiles for NoUnit {
+    unsafe fn multiply_pairs<S: Simd>(&mut self, _: S, _: TileBlock) {
+        match *self {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::isa::Isa;
+    use crate::simd::portable::tiles::Model;
+
+    /// Numbers from a generator (Steele, Lea and Flood 2014, SplitMix).
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn next(&mut self) -> u64 {
+            self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB) >> 16
+        }
+
+        /// Returns a pair of elements of some kind: near 1; of any exponent; subnormal, infinite, NaN and zeros among them.
+        fn pair(&mut self, kind: usize) -> u32 {
+            let bits = self.next() as u32;
+            let special = [0, 0x8000, 1, 0x807F, 0x7F80, 0xFF80, 0x7FC1, 0x0080];
+            match kind {
+                0 => bits & 0x83FF_83FF | 0x3C00_3C00,
+                1 => bits & 0xBFFF_BFFF,
+                _ if self.next() % 40 == 0 => special[bits as usize % 8] | bits & 0x3FFF_0000,
+                _ => bits & 0x9FFF_9FFF,
+            }
+        }
+    }
+
+    /// Sums as they are compared: all NaNs are one.
+    fn bits(sums: &[f32]) -> Vec<u32> {
+        sums.iter().map(|&x| crate::simd::quiet(x).to_bits()).collect()
+    }
+
+    #[test]
+    fn the_unit_computes_what_its_model_does() {
+        let Ok(unit) = Unit::detect() else {
+            eprintln!("SKIPPED: no matrix unit, or not permitted: {:?}", Unit::detect());
+            return;
+        };
+        let (mut numbers, mut tiles) = (Numbers(1), unit.configure());
+        for case in 0..600 {
+            let (rows, columns, steps) = (1 + case % BLOCK, 1 + case / 3 % 2, case / 7 % 5);
+            let mut pairs = |n: usize| (0..n).map(|_| numbers.pair(case % 3)).collect::<Vec<_>>();
+            let (a, b) = (pairs(rows * steps.max(1) * TILE), pairs(steps.max(1) * TILE * columns * TILE));
+            let before: Vec<_> = pairs(rows * BLOCK).into_iter().map(f32::from_bits).collect();
+            let (mut found, mut expected) = (before.clone(), before);
+            let block = |c: &mut [f32]| TileBlock {
+                rows,
+                a: a.as_ptr().cast(),
+                a_stride: steps.max(1) * TILE * 4,
+                b: [Some(b.as_ptr().cast()), (columns > 1).then(|| b[TILE..].as_ptr().cast())],
+                b_stride: columns * TILE * 4,
+                steps,
+                start: if case % 5 < 2 { Start::There } else { Start::Zero },
+                c: c.as_mut_ptr().cast(),
+                c_stride: BLOCK * 4,
+            };
+            // SAFETY: the vectors have these rows, steps and columns.
+            dispatch!(Isa::detect(), |s| unsafe {
+                tiles.multiply_pairs(s, block(&mut found));
+                Model.multiply_pairs(s, block(&mut expected));
+            });
+            assert_eq!(bits(&found), bits(&expected), "{rows} rows, {columns} tiles of columns, {steps} steps, case {case}");
+        }
+    }
+}
