@@ -38,6 +38,8 @@ const FEW_BYTES_A_THREAD: usize = 4 << 20;
 pub struct Plan {
     pub(crate) shape: Shape,
     pub(crate) isa: Isa,
+    /// Numbers of rows and of keys that are multiplied together.
+    pub(crate) tile: (usize, usize),
     threads: usize,
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
@@ -52,13 +54,14 @@ impl Plan {
     /// Plans for problems of this problem's shape.
     pub fn new(problem: &Problem<'_>, exec: Exec) -> Self {
         let shape = problem.shape;
-        let (tile_rows, _) = exec.isa.tile();
-        let rows = Rows::of(problem);
+        let rates = problem.call().rates(exec.isa);
+        let (tile_rows, _) = rates.tile;
+        let rows = Rows::of(problem, rates);
         let workers = problem.workers(exec);
         let task_rows = rows.per_task(problem, workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
-        let by_rows = Self::by_rows(shape, exec, workers, tasks, tiling);
+        let by_rows = Self { tile: rates.tile, ..Self::by_rows(shape, exec, workers, tasks, tiling) };
         let most_rows = MEMORY_BOUND_ROWS.min(tiling.task_rows());
         if problem.call().visible.window.is_none()
             && let Some(work) = by_rows.split_work(problem, most_rows)
@@ -92,7 +95,7 @@ impl Plan {
     /// Plans tasks of rows.
     fn by_rows(shape: Shape, exec: Exec, workers: usize, tasks: usize, tiling: Tiling) -> Self {
         let (Exec { isa, threads, .. }, workers) = (exec, workers.min(tasks.max(1)));
-        Self { shape, isa, threads, workers, tasks, tiling, split: None, partials_bytes: 0 }
+        Self { shape, isa, tile: isa.tile(), threads, workers, tasks, tiling, split: None, partials_bytes: 0 }
     }
 
     /// Divides the key blocks of the sequences with at most `most_rows` rows among up to `workers` workers.
@@ -182,7 +185,7 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
-        let (rows, keys) = self.isa.tile();
+        let (rows, keys) = self.tile;
         writeln!(
             f,
             "{batch} × {heads} heads ({kv_heads} key/value), {q_len} rows × {kv_len} keys, {head_dim} → {value_dim}"

@@ -49,6 +49,7 @@ pub use attention::call::outputs::{Outputs, Point, Seen, State};
 pub use attention::call::row_mods::AnyMods;
 pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use attention::call::{Call, Sequence};
+pub use attention::products::Rates;
 pub use attention::schedule::accumulation::Accumulation;
 pub use attention::schedule::block_states::BlockStates;
 pub use attention::schedule::launch::Launch;
@@ -79,6 +80,7 @@ pub use nn::norm::{Center, Norm};
 pub use nn::sgemm as gemm;
 pub use simd::aligned::{floats, has_memory, zeros};
 pub use simd::isa::{Isa, vectorized};
+pub use simd::tiles::NoMatrixUnit;
 pub use tensor::any::{Tensor, TensorMut};
 pub use tensor::element::{Bf16, Dtype, F16, Precision, narrow, widen};
 #[cfg(feature = "nn")]

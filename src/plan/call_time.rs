@@ -1,29 +1,29 @@
 //! Time of a call on one core, about, by which plans wake workers.
 
 use crate::threads::exec::{Exec, FLOPS_PER_BYTE};
-use sdpa_kernels::{CheckedCall, Sequence, Tensor};
+use sdpa_kernels::{CheckedCall, Isa, Sequence, Tensor};
 
 /// Returns the number of workers that are worth waking for `times` the time of a call: one on one thread.
 ///
 /// Complexity: the number of sequences, if there are several threads and lengths may differ.
 pub(crate) fn workers(exec: Exec<'_>, times: f64, checked: &CheckedCall<'_>) -> usize {
-    if exec.threads > 1 { exec.workers(times * time(checked)) } else { 1 }
+    if exec.threads > 1 { exec.workers(times * time(checked, exec.isa)) } else { 1 }
 }
 
 /// Time of a call on one core, about, in floating-point operations.
-fn time(checked: &CheckedCall<'_>) -> f64 {
-    let call = checked.call();
+fn time(checked: &CheckedCall<'_>, isa: Isa) -> f64 {
+    let (call, rate) = (checked.call(), checked.call().rates(isa).time);
     let differ = call.options.ragged.is_some() || call.options.kv_lens.is_some() || call.kv.lens().is_some();
     match call.sequence_count() {
         0 => 0.0,
-        n if differ => (0..n).map(|sequence| time_of(checked, &call.sequence(sequence))).sum(),
-        n => n as f64 * time_of(checked, &call.sequence(0)),
+        n if differ => (0..n).map(|sequence| time_of(checked, rate, &call.sequence(sequence))).sum(),
+        n => n as f64 * time_of(checked, rate, &call.sequence(0)),
     }
 }
 
-/// Time of one sequence: of QKᵀ and PV over the ranges of keys that its rows see, or, with few rows, of reading these keys
+/// Time of one sequence, which takes `rate` of that with products of floats: of QKᵀ and PV over the ranges of keys that its rows see, or, with few rows, of reading these keys
 /// and values. Sequences that share tensors read them together.
-fn time_of(checked: &CheckedCall<'_>, &Sequence { q_len, kv_len, offset, .. }: &Sequence) -> f64 {
+fn time_of(checked: &CheckedCall<'_>, rate: f64, &Sequence { q_len, kv_len, offset, .. }: &Sequence) -> f64 {
     let (call, dims) = (checked.call(), checked.call().kv.dims());
     if q_len == 0 {
         return 0.0;
@@ -34,7 +34,7 @@ fn time_of(checked: &CheckedCall<'_>, &Sequence { q_len, kv_len, offset, .. }: &
     let shared = |tensors: [Tensor<'_>; 2]| tensors.iter().all(|x| x.strides()[0] == 0);
     let shared = call.options.ragged.is_none() && call.kv.tensors().is_some_and(shared);
     let readers = if shared { call.sequence_count() as f64 } else { 1.0 };
-    let flops = 2.0 * q_len as f64 * call.q.shape()[1] as f64 * (dims[0] + dims[1]) as f64;
+    let flops = rate * 2.0 * q_len as f64 * call.q.shape()[1] as f64 * (dims[0] + dims[1]) as f64;
     let bytes = call.kv.kv_heads() as f64 * call.kv.token_bytes() as f64;
     keys as f64 * flops.max(FLOPS_PER_BYTE * bytes / readers)
 }

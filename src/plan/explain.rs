@@ -5,7 +5,7 @@ use crate::plan::problem::Problem;
 use core::fmt;
 use core::ops::Range;
 use sdpa_kernels::{
-    Call, Dtype, FAR_ROWS, Isa, KEY_BLOCK, MEMORY_BOUND_ROWS, OPT_LEVEL, Precision, Sequence, peak_flops,
+    Call, Dtype, FAR_ROWS, Isa, KEY_BLOCK, MEMORY_BOUND_ROWS, NoMatrixUnit, OPT_LEVEL, Precision, Sequence, peak_flops,
     read_bandwidth,
 };
 
@@ -77,7 +77,7 @@ impl Plan {
     /// Complexity: query rows, whatever the number of keys.
     pub fn explain(&self, problem: &Problem<'_>, machine: Option<Machine>) -> Explanation {
         let (call, shape) = (problem.call(), problem.shape);
-        let (tile_rows, _) = self.isa.tile();
+        let ((tile_rows, _), rates) = (self.tile, call.rates(self.isa));
         let mut tiles = Tiles::default();
         for index in 0..if shape.q_len > 0 && shape.heads > 0 { call.sequence_count() } else { 0 } {
             let sequence = call.sequence(index);
@@ -88,10 +88,8 @@ impl Plan {
         let heads = shape.heads as u64;
         let flops = |pairs: f64| pairs * heads as f64 * 2.0 * (shape.head_dim + shape.value_dim) as f64;
         let (bytes, shared_bytes) = (problem.bytes(), self.shared_bytes(problem));
-        // Native bfloat16 instructions do two products in the time of an FMA.
-        let [k, v] = call.native(self.isa).map(|native| if native { 0.5 } else { 1.0 });
-        let dims = [shape.head_dim as f64, shape.value_dim as f64];
-        let share = (k * dims[0] + v * dims[1]) / (dims[0] + dims[1]);
+        let (dims, [k, v]) = ([shape.head_dim as f64, shape.value_dim as f64], rates.products);
+        let share = (dims[0] / k + dims[1] / v) / (dims[0] + dims[1]);
         let computing = |m: &Machine| share * flops(tiles.pairs) / m.flops / self.workers as f64;
         let seconds = machine.map(|m| computing(&m).max((bytes - shared_bytes) / m.bytes));
         Explanation {
@@ -116,7 +114,7 @@ impl Plan {
         let call = problem.call();
         let mut notes = Vec::new();
         let mut note = |when: bool, text: &str| {
-            if when {
+            if when && !text.is_empty() {
                 notes.push(text.to_string());
             }
         };
@@ -139,8 +137,10 @@ impl Plan {
                 !call.kv.dtypes().contains(&Some(Dtype::Bf16)),
                 "neither keys nor values are bfloat16; Native has no effect",
             );
-            note(call.native(isa) != [false; 2], "bfloat16 is multiplied as it is");
+            note(call.rates(isa).products != [1.0; 2], "bfloat16 is multiplied as it is");
         }
+        note(call.rates(self.isa).unit, "the matrix unit multiplies");
+        note(true, self.without_unit(problem).unwrap_or_default());
         note(
             self.tiling.pack_keys() < KEY_BLOCK,
             "head_dim is large: keys are packed in parts, again for every row block",
@@ -165,6 +165,26 @@ impl Plan {
         note(self.workers == 1, "one thread: more were not offered, or would not pay");
         notes.extend(slow_build(OPT_LEVEL));
         notes
+    }
+}
+
+impl Plan {
+    /// Returns the reason why a matrix unit that this machine has does not multiply.
+    fn without_unit(&self, problem: &Problem<'_>) -> Option<&'static str> {
+        let call = problem.call();
+        if self.isa.matrix_unit() == Err(NoMatrixUnit::Refused) {
+            return Some("the system does not let this process use the machine's matrix unit");
+        }
+        if self.isa.matrix_unit().is_err() || call.rates(self.isa).unit {
+            return None;
+        }
+        Some(match call.kv.dtypes() {
+            [Some(Dtype::Bf16), Some(Dtype::Bf16)] if call.precision == Precision::Exact => {
+                "the matrix unit multiplies bfloat16 only with Precision::Native"
+            }
+            [None, _] => "of caches of integers, the matrix unit multiplies int8 with keys of a multiple of 64 elements",
+            _ => "the matrix unit multiplies bfloat16 and bytes: keys and values are not both of these",
+        })
     }
 }
 

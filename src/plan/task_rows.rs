@@ -1,12 +1,10 @@
 //! Size of tasks: the number of query rows with which workers have equal shares.
 
 use crate::plan::problem::Problem;
-use sdpa_kernels::MAX_TASK;
+use sdpa_kernels::{MAX_TASK, Rates};
 
 /// Number of rows, about, that make packing the keys of a task worthwhile: at 32 rows, packing is a tenth of the work.
 const MIN_TASK: usize = 32;
-/// Cost of packing the keys of a task, in rows.
-const PACKING: usize = 3;
 /// Most tasks per worker that are tried for the sake of balance.
 const MAX_TASKS_PER_WORKER: usize = 16;
 
@@ -17,6 +15,8 @@ pub(crate) struct Rows {
     pub(crate) heads: usize,
     /// Number of rows that share one of these.
     pub(crate) rows: usize,
+    /// Cost of packing the keys of a task, in rows.
+    packing: usize,
 }
 
 /// Difference between rows in the number of keys they see.
@@ -46,12 +46,12 @@ impl RowCost {
 }
 
 impl Rows {
-    pub(crate) fn of(problem: &Problem<'_>) -> Self {
+    pub(crate) fn of(problem: &Problem<'_>, rates: Rates) -> Self {
         let shape = problem.shape;
         // Query rows that share a key/value head form one sequence of rows, divided into equal tasks.
         let group_size = shape.heads / shape.kv_heads.max(1);
         let [batch, _, q_len, _] = problem.call().q.shape();
-        Self { heads: batch.saturating_mul(shape.kv_heads), rows: group_size.saturating_mul(q_len) }
+        Self { heads: batch.saturating_mul(shape.kv_heads), rows: group_size.saturating_mul(q_len), packing: rates.packing }
     }
 
     /// Returns the number of rows of a task, in whole tiles of `tile_rows`: that with which `workers` workers are done
@@ -72,7 +72,7 @@ impl Rows {
     /// Returns the estimated time of tasks of `size` rows, in eighths of a row of one head.
     fn time(self, size: usize, workers: usize, cost: RowCost) -> usize {
         let tasks = self.heads.saturating_mul(self.rows.div_ceil(size.max(1)));
-        let task = 8 * (size + PACKING);
+        let task = 8 * (size + self.packing);
         // Slack for a worker that other work keeps from its last task.
         let late = task / 4;
         late.saturating_add(match cost {

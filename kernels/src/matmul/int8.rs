@@ -34,7 +34,7 @@ const MOST_WEIGHT: f32 = 32767.0;
 const _: () = assert!(127 * 32767 * (KEY_BLOCK as u64) < 1 << 31, "a block's sums fit 32 bits");
 
 /// Values of four keys in one column.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub(crate) struct ValueQuad(pub(crate) [i8; QUAD]);
 

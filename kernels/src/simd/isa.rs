@@ -4,6 +4,7 @@
 use crate::simd::aarch64::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86::{avx2::Avx2, avx512::Avx512};
+use crate::simd::tiles::{MatrixUnit, NoMatrixUnit, Unit};
 use crate::simd::{LANES, Simd};
 use core::fmt;
 
@@ -89,6 +90,15 @@ impl Isa {
             (S::TILE_ROWS, S::TILE_VECS * LANES)
         }
         dispatch!(self, |s| shape(s))
+    }
+
+    /// Returns the reason why no matrix unit goes with the vectors, if none does: that of the machine, for its other sets.
+    pub fn matrix_unit(self) -> Result<(), NoMatrixUnit> {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => Ok(()),
+            _ => Err(Unit::detect().err().unwrap_or(NoMatrixUnit::Absent)),
+        }
     }
 
     /// Returns the kind, for [`dispatch!`].

@@ -2,7 +2,7 @@
 
 use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{
-    KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
+    KeySource, KeysToPack, LaterKeys, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
 };
 use crate::attention::products::pv::{ValueSums, Values, values};
 use crate::attention::products::qk_int8::{Int8Queries, IntegerKeys, IntegerScores};
@@ -63,14 +63,8 @@ impl Multiply for Int8Fours {
     }
 
     unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: QueryRows<'_>, RunKeys { keys, later }: RunKeys) {
-        let Keys::Int8 { panels, scales } = keys else { unreachable!("keys are panels of bytes") };
         // SAFETY: the caller guarantees the keys' scales.
-        let code = Int8Keys(scales.map(|scales| unsafe { &*scales }));
-        if let (Some(_), Some(scales)) = (later, code.0)
-            && !panels.are_scattered()
-        {
-            Later::prefetch_behind(s, run.rows, scales.as_ptr().cast(), size_of_val(scales));
-        }
+        let (panels, code) = unsafe { panels_of(s, run.rows, keys, later) };
         let queries = Int8Queries { rows: queries.rows, size: QuerySize::int8(queries.head_dim) };
         // SAFETY: same contract.
         unsafe { s.with_int8_dot(IntegerScores { run, queries, keys: IntegerKeys { panels, code } }) }
@@ -100,6 +94,27 @@ impl Multiply for Int8Fours {
         // SAFETY: same contract.
         unsafe { s.with_int8_dot(Values { values, sums }) }
     }
+}
+
+/// Returns panels of bytes and the keys' scales; few rows prefetch what lies behind these.
+///
+/// # Safety
+/// The scales are readable as long as the result is used.
+pub(crate) unsafe fn panels_of<'a, S: Simd>(
+    s: S,
+    rows: usize,
+    keys: Keys,
+    later: Option<LaterKeys>,
+) -> (Rows<i8>, Int8Keys<'a>) {
+    let Keys::Int8 { panels, scales } = keys else { unreachable!("keys are panels of bytes") };
+    // SAFETY: the caller guarantees the scales.
+    let code = Int8Keys(scales.map(|scales| unsafe { &*scales }));
+    if let (Some(_), Some(scales)) = (later, code.0)
+        && !panels.are_scattered()
+    {
+        Later::prefetch_behind(s, rows, scales.as_ptr().cast(), size_of_val(scales));
+    }
+    (panels, code)
 }
 
 /// Quantises a query to bytes. It is multiplied by the scales of the keys' channels first, so that its products with keys read

@@ -7,14 +7,17 @@
 use crate::attention::call::Call;
 use crate::attention::call::row_mods::Given;
 use crate::attention::products::multiply::{Arithmetic, Multiply};
+use crate::matmul::operands::Floats;
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
+use crate::simd::tiles::BLOCK;
 use crate::tensor::element::{Dtype, Precision};
 
 pub(crate) mod bf16_tiles;
 mod floats;
 mod int4;
 pub(crate) mod int8;
+pub(crate) mod int8_tiles;
 pub(crate) mod multiply;
 pub(crate) mod operands;
 pub(crate) mod pairs;
@@ -26,6 +29,7 @@ pub(crate) mod qk;
 pub(crate) mod qk_int8;
 pub(crate) mod qk_many;
 pub(crate) mod score_run;
+mod tiles;
 
 /// Evaluates an expression with the type of an [`Arithmetic`].
 macro_rules! by_arithmetic {
@@ -41,6 +45,10 @@ macro_rules! by_arithmetic {
             }
             $crate::attention::products::multiply::Arithmetic::Int8 => {
                 type $A = $crate::matmul::operands::Int8Fours;
+                $work
+            }
+            $crate::attention::products::multiply::Arithmetic::Int8Tiles => {
+                type $A = $crate::attention::products::int8_tiles::Int8Tiles;
                 $work
             }
             $crate::attention::products::multiply::Arithmetic::Int4 => {
@@ -75,6 +83,7 @@ impl Products {
             Some(Dtype::Bf16) if call.precision == Precision::Native => native(s).unwrap_or(Arithmetic::Floats),
             Some(_) => Arithmetic::Floats,
             None if call.kv.int4().is_some() => Arithmetic::Int4,
+            None if s.matrix_unit().is_some() && int8_tiles::takes(call.kv.dims()[0]) => Arithmetic::Int8Tiles,
             None => Arithmetic::Int8,
         });
         // One span describes the rows of both.
@@ -113,10 +122,38 @@ impl Isa {
 }
 
 impl Call<'_> {
-    /// Returns, for keys and for values, true if they are multiplied as bfloat16 on this instruction set.
-    pub fn native(&self, isa: Isa) -> [bool; 2] {
-        let Products { keys, values, .. } = dispatch!(isa, |s| Products::of(s, self, Given::default()));
-        [keys, values].map(|arithmetic| by_arithmetic!(arithmetic, |A| A::ROUNDS_IN_SOFTMAX))
+    /// Returns how the call multiplies on this instruction set.
+    pub fn rates(&self, isa: Isa) -> Rates {
+        let (rows, keys) = isa.tile();
+        let floats = Rates { tile: (rows, keys), products: [1.0; 2], time: 1.0, packing: Floats::PACKING, unit: false };
+        let plain = self.precision == Precision::Exact && self.kv.dtypes() != [None; 2];
+        if plain { floats } else { dispatch!(isa, |s| Products::of(s, self, Given::default()).rates(floats)) }
+    }
+}
+
+/// How a call multiplies: what plans are made by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Numbers of rows and of keys that are multiplied together.
+    pub tile: (usize, usize),
+    /// Numbers of products with keys, and with values, in the time of an FMA, at peak.
+    pub products: [f64; 2],
+    /// Time of a call of many rows, as a part of that with products of floats.
+    pub time: f64,
+    /// Number of rows whose time packing a key block takes.
+    pub packing: usize,
+    /// True if a matrix unit multiplies.
+    pub unit: bool,
+}
+
+impl Products {
+    /// Returns the rates, which are `floats` for products of floats.
+    fn rates(self, floats: Rates) -> Rates {
+        let products =
+            [self.keys, self.values].map(|arithmetic| by_arithmetic!(arithmetic, |A| A::PRODUCTS));
+        let unit = matches!(self.keys, Arithmetic::Bf16Tiles | Arithmetic::Int8Tiles);
+        let tile = if unit { (BLOCK, BLOCK) } else { floats.tile };
+        by_arithmetic!(self.keys, |A| Rates { tile, products, time: A::TIME, packing: A::PACKING, unit })
     }
 }
 

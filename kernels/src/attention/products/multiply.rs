@@ -22,6 +22,12 @@ pub(crate) trait Multiply {
     const READS_QUERIES: bool = false;
     /// True if the [softmax](Self::softmax) stores weights as they are multiplied.
     const ROUNDS_IN_SOFTMAX: bool = false;
+    /// Number of products in the time of an FMA, at peak.
+    const PRODUCTS: f64 = 1.0;
+    /// Time of scores, softmax and sums of many rows, as a part of that with products of floats.
+    const TIME: f64 = 1.0;
+    /// Number of rows whose time packing a key block takes.
+    const PACKING: usize = 3;
     /// Number of keys whose packed values of one column take a float of scratch.
     const VALUE_GROUP: usize = 1;
     /// Largest number of rows of a row block.
@@ -98,6 +104,8 @@ pub(crate) enum Arithmetic {
     Bf16Pairs,
     /// Fours of bytes; weights of 16 bits.
     Int8,
+    /// The same, by a matrix unit: the same bits.
+    Int8Tiles,
     /// Eights of half bytes; weights of eight bits.
     Int4,
     /// Pairs of bfloat16, by a matrix unit.

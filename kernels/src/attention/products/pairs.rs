@@ -23,6 +23,7 @@ use crate::tensor::rows::Rows;
 
 impl Multiply for Bf16Pairs {
     const ROUNDS_IN_SOFTMAX: bool = true;
+    const PRODUCTS: f64 = 2.0;
     const VALUE_GROUP: usize = 2;
 
     fn query_floats(head_dim: usize) -> usize {

@@ -22,6 +22,16 @@ pub(crate) struct Int8Queries<'a> {
 }
 
 impl Int8Queries<'_> {
+    /// Returns the factor of a row's first sum.
+    ///
+    /// # Safety
+    /// The row is readable.
+    #[inline(always)]
+    pub(crate) unsafe fn factor(self, row: usize) -> f32 {
+        // SAFETY: the caller guarantees the row, with at least one sum.
+        unsafe { (*self.at(row).1).factor }
+    }
+
     /// Returns the addresses of a row's quads and of its sums. They wrap.
     #[inline(always)]
     fn at(self, row: usize) -> (*const Query4, *const Row) {
@@ -87,8 +97,8 @@ impl<C: KeyCode> Int8DotWork for IntegerScores<'_, '_, C> {
         });
         // All blocks of a row have its factor.
         // SAFETY: the caller guarantees the queries, each with a sum.
-        let factors = (0..all).map(|row| unsafe { (*queries.at(row).1).factor });
-        if factors.clone().any(|factor| factor.abs() > SAFE_FACTOR) {
+        let factors = (0..all).map(|row| unsafe { queries.factor(row) });
+        if factors_overflow(factors.clone()) {
             correct_zero_sums(factors, keys.code, run.panels.start, run.out);
         }
     }
@@ -97,11 +107,17 @@ impl<C: KeyCode> Int8DotWork for IntegerScores<'_, '_, C> {
 /// Largest query factor that no key scale makes infinite: key scales are at most `f32::MAX / 127`.
 const SAFE_FACTOR: f32 = 126.0;
 
+/// Returns true if some query's factor may make a key's scale infinite.
+#[inline(always)]
+pub(crate) fn factors_overflow(mut factors: impl Iterator<Item = f32>) -> bool {
+    factors.any(|factor| factor.abs() > SAFE_FACTOR)
+}
+
 /// Sets the scores of sums of 0 to 0 where the factor overflowed: they were computed as 0 · ∞, which is NaN. Any other sum
 /// times such a factor overflows, too, and its score is ±∞ rightly.
 #[cold]
 #[inline(never)]
-fn correct_zero_sums(factors: impl Iterator<Item = f32>, code: impl KeyCode, first_panel: usize, out: &mut [f32]) {
+pub(crate) fn correct_zero_sums(factors: impl Iterator<Item = f32>, code: impl KeyCode, first_panel: usize, out: &mut [f32]) {
     for (factor, scores) in factors.zip(out.chunks_mut(SCORE_STRIDE)) {
         if factor.is_nan() {
             continue; // The query is not finite.

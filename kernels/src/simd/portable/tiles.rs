@@ -1,6 +1,6 @@
 //! Scalar model of a matrix unit, in the bits of its instructions, for tests on any machine.
 
-use crate::simd::tiles::{MatrixUnit, NoMatrixUnit, Start, TILE, TileBlock, Tiles};
+use crate::simd::tiles::{MatrixUnit, NoMatrixUnit, Product, Start, TILE, TileBlock, Tiles};
 use crate::simd::{Bf16x2, LANES, Simd};
 
 /// Model of a matrix unit. Every machine has it.
@@ -20,11 +20,17 @@ impl MatrixUnit for Model {
 }
 
 impl Tiles for Model {
-    unsafe fn multiply_pairs<S: Simd>(&mut self, s: S, block: TileBlock) {
+    unsafe fn multiply<S: Simd>(&mut self, s: S, product: Product, block: TileBlock) {
         s.vectorize(
             #[inline(always)]
             // SAFETY: same contract.
-            || unsafe { multiply(block, add_pairs) },
+            || unsafe {
+                match product {
+                    Product::Bf16 => multiply(block, add_pairs),
+                    Product::Bytes => multiply(block, |sums, row, columns| add_bytes(sums, row, columns, signed)),
+                    Product::UnsignedBytes => multiply(block, |sums, row, columns| add_bytes(sums, row, columns, i32::from)),
+                }
+            },
         );
     }
 }
@@ -74,6 +80,24 @@ fn add_pairs(sums: &mut [f32; LANES], row: &Row, columns: &Columns) {
     }
     for lane in 0..LANES {
         sums[lane] = flushed(flushed(sums[lane]) + flushed(chains[0][lane] + chains[1][lane]));
+    }
+}
+
+/// Returns a byte as a signed number.
+#[inline(always)]
+fn signed(byte: u8) -> i32 {
+    i32::from(byte.cast_signed())
+}
+
+/// Adds products of fours of bytes; those of the row become numbers by `number`.
+#[inline(always)]
+fn add_bytes(sums: &mut [i32; LANES], row: &Row, columns: &Columns, number: impl Fn(u8) -> i32) {
+    for (x, y) in row.iter().zip(columns) {
+        for lane in 0..LANES {
+            for (x, y) in x.to_le_bytes().into_iter().zip(y[lane].to_le_bytes()) {
+                sums[lane] = sums[lane].wrapping_add(number(x) * signed(y));
+            }
+        }
     }
 }
 

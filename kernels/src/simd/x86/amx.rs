@@ -5,7 +5,7 @@
 //! Developer's Manual, volume 1, chapter 18.)
 
 use crate::simd::Simd;
-use crate::simd::tiles::{BLOCK, MatrixUnit, NoMatrixUnit, Start, TILE, TileBlock, Tiles};
+use crate::simd::tiles::{BLOCK, MatrixUnit, NoMatrixUnit, Product, Start, TILE, TileBlock, Tiles};
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
@@ -70,7 +70,8 @@ fn is_permitted() -> bool {
     let managed: u32;
     // SAFETY: the system uses XSAVE, so the instruction exists.
     unsafe { asm!("xgetbv", in("ecx") 0, out("eax") managed, out("edx") _, options(nomem, nostack)) }
-    answer == 0 && managed & STATE == STATE
+    // The emulator's tiles are on, but its system knows nothing of them: `.ci/emulated`.
+    (answer == 0 || cfg!(matrix_unit_emulated)) && managed & STATE == STATE
 }
 
 /// Other systems are not asked.
@@ -190,10 +191,16 @@ impl AmxTiles {
 
 impl Tiles for AmxTiles {
     #[inline(always)]
-    unsafe fn multiply_pairs<S: Simd>(&mut self, _: S, block: TileBlock) {
+    unsafe fn multiply<S: Simd>(&mut self, _: S, product: Product, block: TileBlock) {
         self.configure(block.rows);
         // SAFETY: an `Amx` made these tiles, and they are configured for the block's rows; the caller guarantees its memory.
-        unsafe { multiply!("tdpbf16ps", block) }
+        unsafe {
+            match product {
+                Product::Bf16 => multiply!("tdpbf16ps", block),
+                Product::Bytes => multiply!("tdpbssd", block),
+                Product::UnsignedBytes => multiply!("tdpbusd", block),
+            }
+        }
     }
 }
 

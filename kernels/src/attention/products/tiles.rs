@@ -1,0 +1,298 @@
+//! Loops of a matrix unit (`simd/tiles.rs`): scores of 32 rows by 32 keys, sums of 32 rows by 32 columns of values.
+//!
+//! Operands are groups of elements that the unit multiplies together, pairs of bfloat16 or fours of bytes, sixteen groups in a step.
+//! The steps of a sum are counted from the block's first key, so they do not depend on rows, tiles or where keys lie.
+
+use crate::attention::products::operands::LaterKeys;
+use crate::attention::products::pv::ValueSums;
+use crate::attention::products::score_run::ScoreRun;
+use crate::attention::scratch::SCORE_STRIDE;
+use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::span::Span;
+use crate::matmul::dot_tile::Later;
+use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
+use crate::simd::tiles::{BLOCK, MatrixUnit, Product, Start, TILE, TileBlock, Tiles, Unit};
+use crate::simd::{LANES, Simd};
+use crate::tensor::panels::panel_bits;
+use crate::tensor::rows::Rows;
+use core::ops::Range;
+
+/// Bytes of a group.
+const GROUP_BYTES: usize = 4;
+
+/// Returns the tiles of the unit.
+///
+/// # Panics
+/// If there is none: a call is multiplied this way only where there is one.
+#[inline(always)]
+fn tiles<S: Simd>(s: S) -> <Unit as MatrixUnit>::Tiles {
+    s.matrix_unit().expect("this arithmetic is that of a matrix unit").configure()
+}
+
+/// Rows that the unit multiplies together, one or two tiles, and the panels that they need.
+struct Group {
+    rows: Range<usize>,
+    panels: Range<usize>,
+    /// A bit for each panel with a key that a row may see.
+    seen: u16,
+}
+
+impl Group {
+    /// Returns the groups of keys that whole steps have, `of_panel` in a panel.
+    fn steps(&self, of_panel: usize) -> Range<usize> {
+        self.panels.start * of_panel / TILE * TILE..(self.panels.end * of_panel).next_multiple_of(TILE)
+    }
+}
+
+/// Returns the groups of a row block; tiles of rows that need no key are in none.
+fn groups(spans: &[Span], rows: usize) -> impl Iterator<Item = Group> {
+    let mut tile = 0;
+    core::iter::from_fn(move || {
+        while spans.get(tile)?.is_empty() {
+            tile += 1;
+        }
+        let (first, one) = (tile, &spans[tile]);
+        tile += 1;
+        let (mut panels, mut seen) = (one.first_panel()..one.end_panel(), one.panels);
+        if let Some(two) = spans.get(tile).filter(|two| !two.is_empty()) {
+            panels = panels.start.min(two.first_panel())..panels.end.max(two.end_panel());
+            seen |= two.panels;
+            tile += 1;
+        }
+        Some(Group { rows: first * TILE..rows.min(tile * TILE), panels, seen })
+    })
+}
+
+/// Operands of scores.
+#[derive(Clone, Copy)]
+pub(crate) struct ScoreOperands<'a> {
+    pub(crate) product: Product,
+    /// Queries, one after the other, and the bytes from one to the next.
+    pub(crate) queries: &'a [*const f32],
+    pub(crate) query_bytes: usize,
+    /// Number of groups of a query or key, whole steps.
+    pub(crate) depth: usize,
+    /// What few rows prefetch.
+    pub(crate) later: Option<LaterKeys>,
+}
+
+/// Computes the sums of scores of a row block, two panels at a time; `finish(sums, rows, panels)` makes scores of them.
+///
+/// # Safety
+/// Queries are readable, and at the address of each panel of the run sixteen keys.
+#[inline(always)]
+pub(crate) unsafe fn scores<S: Simd>(
+    s: S,
+    run: &mut ScoreRun<'_>,
+    operands: ScoreOperands<'_>,
+    panel_at: impl Fn(usize) -> *const u8,
+    finish: impl Fn(*mut f32, Range<usize>, Range<usize>),
+) {
+    assert!(operands.queries.len() == run.rows && run.spans.len() == run.rows.div_ceil(TILE));
+    assert!(run.out.len() >= run.rows * SCORE_STRIDE && run.panels.end * LANES <= SCORE_STRIDE);
+    let mut tiles = tiles(s);
+    for Group { rows, panels, seen } in groups(run.spans, run.rows) {
+        let (mut panel, end) = (panels.start.max(run.panels.start), panels.end.min(run.panels.end));
+        while panel < end {
+            let here = panel..end.min(panel + 2);
+            panel = here.end;
+            if seen & panel_bits(here.clone()) == 0 {
+                for row in rows.clone() {
+                    run.out[row * SCORE_STRIDE..][here.start * LANES..here.end * LANES].fill(0.0);
+                }
+                continue;
+            }
+            let at = [0, 1].map(|n| (n < here.len()).then(|| panel_at(here.start - run.panels.start + n)));
+            operands.prefetch(s, run.rows, here.start - run.panels.start, at);
+            let out = run.out[rows.start * SCORE_STRIDE + here.start * LANES..].as_mut_ptr();
+            let block = TileBlock {
+                rows: rows.len(),
+                a: operands.queries[rows.start].cast(),
+                a_stride: operands.query_bytes,
+                b: at,
+                b_stride: LANES * GROUP_BYTES,
+                steps: operands.depth / TILE,
+                start: Start::Zero,
+                c: out.cast(),
+                c_stride: SCORE_STRIDE * size_of::<f32>(),
+            };
+            // SAFETY: the caller guarantees queries and panels; the scores of these rows and panels are inside `run.out`.
+            unsafe { tiles.multiply(s, operands.product, block) }
+            finish(out, rows.clone(), here.clone());
+            run.prefetch_bias(s, rows.clone(), here);
+            run.prefetch.fetch(s);
+        }
+    }
+}
+
+impl ScoreOperands<'_> {
+    /// Prefetches, for few rows, what they read after panels at some addresses, from the run's panel `first` on.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, s: S, rows: usize, first: usize, at: [Option<*const u8>; 2]) {
+        let level = Later::level(s, rows);
+        for (n, at) in at.into_iter().flatten().enumerate() {
+            match self.later {
+                Some(LaterKeys::Panels { far }) => {
+                    s.prefetch_far(level, at.wrapping_add(far).cast(), self.depth * LANES * GROUP_BYTES);
+                }
+                Some(LaterKeys::Rows { at, bytes }) => {
+                    let bytes = self.depth * bytes;
+                    s.prefetch_far(level, at.wrapping_add((first + n) * bytes).cast(), bytes);
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+/// Sets the weights to 0 that the unit's steps read beside those of a row's span. A panel has `of_panel` groups of weights, a float
+/// each, from `first` on.
+pub(crate) fn clear_beside_spans(row_block: &mut ScoreBlock<'_>, of_panel: usize, first: usize) {
+    let ScoreBlock { scores, spans, rows } = row_block;
+    for group in groups(spans, *rows) {
+        let steps = group.steps(of_panel);
+        for row in group.rows {
+            let (span, weights) = (spans.of_row(row), &mut scores[row * SCORE_STRIDE + first..]);
+            weights[steps.start..span.first_panel() * of_panel].fill(0.0);
+            weights[span.end_panel() * of_panel..steps.end].fill(0.0);
+        }
+    }
+}
+
+/// Sums of a group of rows and two vectors of columns.
+pub(crate) type Part = [[f32; BLOCK]; BLOCK];
+
+/// Calls `part(steps, vectors, sums)` for each group of rows and each two vectors of columns, to compute their sums, and adds these to
+/// the running outputs. A panel has `of_panel` groups of values.
+///
+/// # Safety
+/// Running outputs are those of the rows; `T` has the size of a group.
+#[inline(always)]
+pub(crate) unsafe fn sums<S: Simd, T: Copy + Default>(
+    s: S,
+    sums: &mut ValueSums<'_>,
+    values: Rows<T>,
+    of_panel: usize,
+    mut part: impl FnMut(&mut <Unit as MatrixUnit>::Tiles, ValueSteps<'_, T>, Range<usize>, &mut Part),
+) {
+    const { assert!(size_of::<T>() == GROUP_BYTES) }
+    assert!(sums.spans.len() == sums.rows.div_ceil(TILE) && sums.weights.len() >= sums.rows * SCORE_STRIDE);
+    let (mut tiles, mut sum) = (tiles(s), [[0.0; BLOCK]; BLOCK]);
+    for group in groups(sums.spans, sums.rows) {
+        let spans = &sums.spans[group.rows.start / TILE..group.rows.end.div_ceil(TILE)];
+        let end = spans.iter().map(|span| span.keys().end.div_ceil(LANES / of_panel)).max().unwrap_or(0);
+        let weights = &sums.weights[group.rows.start * SCORE_STRIDE..group.rows.end * SCORE_STRIDE];
+        let steps = ValueSteps { weights, first: group.steps(of_panel).start, end, values };
+        for vec in (0..sums.vecs()).step_by(2) {
+            let vecs = vec..sums.vecs().min(vec + 2);
+            if sums.rows <= MEMORY_BOUND_ROWS {
+                steps.prefetch(s, vecs.clone());
+            }
+            part(&mut tiles, steps, vecs.clone(), &mut sum);
+            for (row, sum) in group.rows.clone().zip(&sum) {
+                // SAFETY: the caller guarantees the outputs of the row.
+                unsafe {
+                    let running = sums.running(row, vec);
+                    let [first, second] = [s.load(sum.as_ptr()), s.load(sum[LANES..].as_ptr())];
+                    if vecs.len() == 2 {
+                        let mut sum = [[first, second]];
+                        running.merge(s, &mut sum);
+                        running.rows.store(s, &sum);
+                    } else {
+                        let mut sum = [[first]];
+                        running.merge(s, &mut sum);
+                        running.rows.store(s, &sum);
+                    }
+                }
+            }
+            sums.prefetch.fetch(s);
+        }
+    }
+}
+
+/// Weights of a group of rows, and the groups of keys whose values they multiply.
+#[derive(Clone, Copy)]
+pub(crate) struct ValueSteps<'a, T> {
+    /// Weights, [`SCORE_STRIDE`] a row.
+    pub(crate) weights: &'a [f32],
+    /// First group, with which a step begins, and one past the last that is there.
+    first: usize,
+    end: usize,
+    values: Rows<T>,
+}
+
+/// Weights as one product of the unit reads them: groups from some float of each row on.
+#[derive(Clone, Copy)]
+pub(crate) struct WeightPlane {
+    pub(crate) product: Product,
+    pub(crate) first: usize,
+}
+
+impl<T: Copy + Default> ValueSteps<'_, T> {
+    /// Computes the weighted sums of some vectors of columns. The last step, if it is not whole, reads a copy that is filled up with
+    /// zeros.
+    ///
+    /// # Safety
+    /// Rows have weights for all steps, and the values these vectors, evenly spaced.
+    #[inline(always)]
+    pub(crate) unsafe fn multiply<S: Simd>(
+        self,
+        s: S,
+        tiles: &mut impl Tiles,
+        WeightPlane { product, first: plane }: WeightPlane,
+        vecs: Range<usize>,
+        sums: &mut Part,
+    ) {
+        let Self { weights, first, end, values } = self;
+        let (whole, left) = ((end - first) / TILE, (end - first) % TILE);
+        let columns = |row: *const T| [Some(row.cast()), (vecs.len() > 1).then(|| row.wrapping_add(LANES).cast())];
+        // SAFETY: the caller guarantees weights, and values of groups before `end`; sums have room for a block.
+        unsafe {
+            let block = TileBlock {
+                rows: weights.len() / SCORE_STRIDE,
+                a: weights.as_ptr().add(plane + first).cast(),
+                a_stride: SCORE_STRIDE * size_of::<f32>(),
+                b: columns(values.at(first).add(vecs.start * LANES)),
+                b_stride: values.step() as usize * GROUP_BYTES,
+                steps: whole,
+                start: Start::Zero,
+                c: sums.as_mut_ptr().cast(),
+                c_stride: BLOCK * size_of::<f32>(),
+            };
+            if whole > 0 {
+                tiles.multiply(s, product, block);
+            }
+            if left == 0 {
+                return;
+            }
+            let (mut copy, done) = ([[T::default(); BLOCK]; TILE], first + whole * TILE);
+            for (copy, group) in copy.iter_mut().zip(done..end) {
+                let from = values.at(group).add(vecs.start * LANES);
+                copy.as_mut_ptr().copy_from_nonoverlapping(from, vecs.len() * LANES);
+            }
+            let last = TileBlock {
+                a: weights.as_ptr().add(plane + done).cast(),
+                b: columns(copy.as_ptr().cast()),
+                b_stride: BLOCK * GROUP_BYTES,
+                steps: 1,
+                start: if whole > 0 { Start::There } else { Start::Zero },
+                ..block
+            };
+            tiles.multiply(s, product, last);
+        }
+    }
+
+    /// Prefetches, for few rows, values that lie further on.
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, s: S, vecs: Range<usize>) {
+        let rows = self.weights.len() / SCORE_STRIDE;
+        let (level, far) = (Later::level(s, rows), Later::far(s, rows));
+        for group in self.first..self.end {
+            // SAFETY: the group is one of these values'.
+            let row = unsafe { self.values.at(group) }.wrapping_add(vecs.start * LANES).wrapping_byte_add(far);
+            for vec in 0..vecs.len() {
+                s.prefetch_line(level, row.wrapping_add(vec * LANES).cast());
+            }
+        }
+    }
+}
