@@ -17,13 +17,25 @@ fn random_calls() {
 /// Calls with bits recorded in `tests/golden`.
 const GOLDEN: u64 = 500;
 
-/// Those of them that measure distances between positions beyond 32 bits.
+/// And calls with `Precision::Native`.
+const NATIVE: u64 = 200;
+
+/// Those of the exact ones that measure distances between positions beyond 32 bits.
 const FAR: [usize; 3] = [262, 294, 303];
 
 #[test]
 fn golden_bits() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    golden::check(&bits::calls(0..GOLDEN, threads), &FAR, "cargo test --test fuzz golden");
+    let calls = bits::calls(0..GOLDEN, threads, bits::call);
+    golden::check(&calls, golden::EXACT, &FAR, "cargo test --test fuzz golden");
+}
+
+/// Calls by the machine's own products of bfloat16.
+#[test]
+fn golden_bits_of_native_calls() {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let calls = bits::calls(0..NATIVE, threads, bits::native_call);
+    golden::check(&calls, golden::NATIVE, &[], "cargo test --test fuzz golden");
 }
 
 #[test]

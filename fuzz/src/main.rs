@@ -113,7 +113,7 @@ fn print_bits(args: &Args, per: u64) {
     let (mut numbers, start) = (args.numbers(), Instant::now());
     while !numbers.is_empty() {
         let these = numbers.start..numbers.end.min(numbers.start + per);
-        let calls = bits::calls(these.clone(), args.threads);
+        let calls = bits::calls(these.clone(), args.threads, bits::call);
         let hashes: Vec<String> =
             bits::together(&calls).into_iter().map(|(isa, hash)| format!("{isa} {hash:016x}")).collect();
         let what = if per == 1 { &*calls[0].what } else { "" };

@@ -182,7 +182,9 @@ impl Plan {
             [Some(Dtype::Bf16), Some(Dtype::Bf16)] if call.precision == Precision::Exact => {
                 "the matrix unit multiplies bfloat16 only with Precision::Native"
             }
-            [None, _] => "of caches of integers, the matrix unit multiplies int8 with keys of a multiple of 64 elements",
+            [None, _] => {
+                "of caches of integers, the matrix unit multiplies int8 with keys of a multiple of 64 elements"
+            }
             _ => "the matrix unit multiplies bfloat16 and bytes: keys and values are not both of these",
         })
     }

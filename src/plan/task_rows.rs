@@ -51,7 +51,11 @@ impl Rows {
         // Query rows that share a key/value head form one sequence of rows, divided into equal tasks.
         let group_size = shape.heads / shape.kv_heads.max(1);
         let [batch, _, q_len, _] = problem.call().q.shape();
-        Self { heads: batch.saturating_mul(shape.kv_heads), rows: group_size.saturating_mul(q_len), packing: rates.packing }
+        Self {
+            heads: batch.saturating_mul(shape.kv_heads),
+            rows: group_size.saturating_mul(q_len),
+            packing: rates.packing,
+        }
     }
 
     /// Returns the number of rows of a task, in whole tiles of `tile_rows`: that with which `workers` workers are done

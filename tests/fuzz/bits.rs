@@ -6,26 +6,45 @@
 
 use super::case::{Case, Cover, Settings};
 use super::compare::Written;
-use super::draw::{Home, SHARED, Sizes, sizes_of};
+use super::draw::{Home, SHARED, Sizes, draw_of, sizes_of};
 use super::functions::Functions;
 use super::golden::{Call, Hash};
-use super::kinds::attention::pool;
+use super::kinds::attention::{pool, record_case};
 use super::kinds::{BITS, BitsOf};
 use super::rng::Rng;
 use core::fmt::{Debug, Write as _};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use sdpa::{Alignment, Exec, Isa, Precision};
+use sdpa::{Alignment, Dtype, Exec, Isa, Precision};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 
 /// Seed of every call.
 const SEED: u64 = 0x6269_7473;
+/// Seed of calls with [`Precision::Native`].
+const SEED_OF_NATIVE: u64 = 0x6266_3136;
 
 /// Makes a call on every instruction set of the machine.
 pub(crate) fn call(number: u64) -> Call {
     let BitsOf { name, make } = BITS[(number % BITS.len() as u64) as usize];
-    let rng = &mut Rng::of_call(SEED, number);
+    made(number, name, &mut Rng::of_call(SEED, number), make)
+}
+
+/// Makes a call with [`Precision::Native`] on every instruction set of the machine.
+pub(crate) fn native_call(number: u64) -> Call {
+    made(number, "native", &mut Rng::of_call(SEED_OF_NATIVE, number), |rng, recorder| {
+        let home = rng.pick(&[Home::Tensors, Home::Pages, Home::Pool(Dtype::Bf16), Home::Cache(Dtype::Bf16)]);
+        let sizes = sizes(rng);
+        let mut case = draw_of(rng, home, sizes);
+        settle(rng, &mut case);
+        case.settings.precision = Precision::Native;
+        [case.dtypes[1], case.dtypes[2]] = [Dtype::Bf16; 2];
+        record_case(rng, recorder, &case, home);
+    })
+}
+
+/// Makes a call by its number.
+fn made(number: u64, name: &str, rng: &mut Rng, make: impl Fn(&mut Rng, &mut Recorder)) -> Call {
     let threads = 1 + rng.below(2);
     let hashes = Isa::available().map(|isa| (isa, Hash::new())).collect();
     let mut recorder = Recorder { hashes, threads, what: name.to_owned() };
@@ -40,7 +59,7 @@ pub(crate) fn call(number: u64) -> Call {
 }
 
 /// Makes calls on `threads` threads, in any order, and returns them in order.
-pub(crate) fn calls(numbers: Range<u64>, threads: usize) -> Vec<Call> {
+pub(crate) fn calls(numbers: Range<u64>, threads: usize, call: fn(u64) -> Call) -> Vec<Call> {
     if threads < 2 {
         return numbers.map(call).collect();
     }

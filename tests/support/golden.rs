@@ -66,17 +66,33 @@ pub(crate) fn are_written() -> bool {
     }
 }
 
-/// Holds calls, from number 0 on, against the files of the package's `tests/golden`: one for instruction sets with FMA (they all
-/// have the same bits), and one for those without. Panics at the first call that differs. `command` runs the test. On a 32-bit
+/// File of the package's `tests/golden`, and the instruction sets whose bits it has.
+pub(crate) type File = (&'static str, fn(Isa) -> bool);
+
+/// Files of exact calls: instruction sets with FMA all have the same bits.
+pub(crate) const EXACT: [File; 2] = [("fma.txt", Isa::has_fma), ("no_fma.txt", |isa| !isa.has_fma())];
+
+/// Files of calls with [`sdpa::Precision::Native`], by the arithmetic of the instruction set: AVX512_BF16, or a matrix unit.
+pub(crate) const NATIVE: [File; 2] = [
+    ("native_pairs.txt", |isa| cfg!(target_arch = "x86_64") && isa.has_native_bf16() && !has_unit(isa)),
+    ("native_tiles.txt", has_unit),
+];
+
+/// Returns true if pairs are multiplied by a matrix unit, or by its model.
+fn has_unit(isa: Isa) -> bool {
+    isa.has_fma() && (cfg!(matrix_unit_model) || isa.matrix_unit().is_ok())
+}
+
+/// Holds calls, from number 0 on, against files. Panics at the first call that differs. `command` runs the test. On a 32-bit
 /// machine calls with numbers in `far` are not compared.
-pub(crate) fn check(calls: &[Call], far: &[usize], command: &str) {
-    for (name, fused) in [("fma.txt", true), ("no_fma.txt", false)] {
+pub(crate) fn check(calls: &[Call], files: [File; 2], far: &[usize], command: &str) {
+    for (name, has) in files {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         // The fuzzer's package has the root's.
         let folder =
             ["tests/golden", "../tests/golden"].map(|folder| package.join(folder)).into_iter().find(|f| f.exists());
         let path = folder.expect("a folder of golden files").join(name);
-        let isas: Vec<Isa> = Isa::available().filter(|isa| isa.has_fma() == fused).collect();
+        let isas: Vec<Isa> = Isa::available().filter(|&isa| has(isa)).collect();
         let Some(first) = isas.first() else {
             println!("{name}: NOT compared, this machine has no such instruction set");
             continue;

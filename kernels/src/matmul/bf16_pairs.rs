@@ -52,9 +52,11 @@ pub(crate) unsafe fn pack<S: Simd>(
                 },
                 #[inline(always)]
                 |r, i| {
-                    // SAFETY: row `r < n`, elements below `d`, as the caller guarantees.
-                    let element =
-                        |i: usize| if i < d { unsafe { *keys.at(r).offset(i as isize * keys.element) }.0 } else { 0 };
+                    let element = |i: usize| match i < d {
+                        // SAFETY: row `r < n`, an element below `d`, as the caller guarantees.
+                        true => unsafe { *keys.at(r).offset(i as isize * keys.element) }.0,
+                        false => 0,
+                    };
                     Bf16x2::new(element(2 * i), element(2 * i + 1))
                 },
             );

@@ -24,9 +24,9 @@ pub(crate) use crate::simd::level::{FIRST, Level, NO_LEVEL, SECOND, SECOND_OR_NO
 pub(crate) use crate::simd::numbers::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, SHIFT, TWO_TO_MINUS_64};
 pub(crate) use crate::simd::pairs::Bf16x2;
 pub(crate) use crate::simd::quads::{Half, Lower, Query4, Upper, Words4};
+use crate::simd::tiles::{MatrixUnit, Unit};
 pub(crate) use crate::simd::vector::{FOUR, Vector};
 pub(crate) use crate::simd::width::LANES;
-use crate::simd::tiles::{MatrixUnit, Unit};
 use crate::simd::width::LINE_BYTES;
 
 #[macro_use]

@@ -61,8 +61,9 @@ pub enum Precision {
     /// Widens elements and computes everything in `f32`: the bits of the same call over `f32` tensors.
     #[default]
     Exact,
-    /// Uses the machine's dot products of bfloat16 pairs (AVX512_BF16 of AMD, or FEAT_BF16 of AArch64), if it has them and keys
-    /// or values are bfloat16: twice the arithmetic in the same time.
+    /// Uses the machine's own products of bfloat16, if it has them and keys or values are bfloat16: a matrix unit (AMX of Intel,
+    /// sixteen times the arithmetic of FMAs in the same time), AVX512_BF16 of AMD or FEAT_BF16 of AArch64 (twice). The matrix unit
+    /// needs both keys and values to be bfloat16.
     ///
     /// Queries of other types are rounded to bfloat16 if keys are bfloat16. If values are, weights are rounded to
     /// bfloat16, by up to 2⁻⁸ of themselves, after an exponential that is off by up to 2⁻¹³. Outputs are divided by the
@@ -74,10 +75,13 @@ pub enum Precision {
     /// exact. With dropout or a weight function, weights are divided by an exact sum and rounded last: an output is
     /// then off by at most 2⁻⁸·Σ|w·v|.
     ///
-    /// This is [`Precision::Exact`] if the machine lacks the instruction or has a slow one, as Intel's AVX512_BF16 is
-    /// ([`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells), or if neither keys nor values are bfloat16. On one machine, results have the same bits for any
-    /// thread count, batch, chunking, layout, mask form, prefill or decode, tensors or cache, as with `Exact`; other
-    /// machines with the instruction may round sums differently.
+    /// This is [`Precision::Exact`] if the instruction set lacks the products or has slow ones, as Intel's AVX512_BF16 is
+    /// ([`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells), or if neither keys nor values are bfloat16. On one machine and
+    /// instruction set, results have the same bits for any thread count, batch, chunking, layout, mask form, prefill or decode,
+    /// tensors or cache, as with `Exact`; other products may round sums differently. A matrix unit takes 32 products of a sum in one
+    /// step: those of even elements are one chain of FMAs from 0, those of odd ones another, and the sum of both is added once (Intel
+    /// 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS). Steps begin at multiples of 32 elements of a
+    /// query, and at multiples of 32 keys.
     Native,
 }
 

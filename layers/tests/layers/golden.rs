@@ -5,7 +5,7 @@ mod blocks;
 mod linear_attention;
 mod simple;
 
-use crate::golden_file::{Call, Hash, check, normal};
+use crate::golden_file::{Call, EXACT, Hash, check, normal};
 use crate::support::Rng;
 use sdpa::{Exec, Isa};
 use sdpa_layers::{Activation, Compute, Linear, Norm, Weights};
@@ -145,5 +145,5 @@ fn call(number: u64) -> Call {
 #[test]
 fn golden_bits() {
     let calls: Vec<Call> = (0..OF_EACH * KINDS.len() as u64).map(call).collect();
-    check(&calls, &[], "cargo test -p sdpa-layers --test layers golden");
+    check(&calls, EXACT, &[], "cargo test -p sdpa-layers --test layers golden");
 }

@@ -38,10 +38,15 @@ pub(super) fn bits_of_tensors(rng: &mut Rng, recorder: &mut Recorder) {
 /// A call with keys that are there, and any outputs.
 pub(super) fn bits_of_case(rng: &mut Rng, recorder: &mut Recorder, mut case: Case, home: Home) {
     settle(rng, &mut case);
-    recorder.describe(&case, home);
-    let (stage, wanted) = (Stage::new(rng, &case, home), Wanted::draw(rng));
+    record_case(rng, recorder, &case, home);
+}
+
+/// A call with keys that are there, as it is, and any outputs.
+pub(crate) fn record_case(rng: &mut Rng, recorder: &mut Recorder, case: &Case, home: Home) {
+    recorder.describe(case, home);
+    let (stage, wanted) = (Stage::new(rng, case, home), Wanted::draw(rng));
     recorder.say(wanted);
-    recorder.each(rng, |rng, exec| stage.run("bits", &mut Outs::blank(rng, &case, wanted), exec).all());
+    recorder.each(rng, |rng, exec| stage.run("bits", &mut Outs::blank(rng, case, wanted), exec).all());
 }
 
 /// A call with keys that are there.

@@ -34,9 +34,10 @@ const LOWER: WeightPlane = WeightPlane { product: Product::UnsignedBytes, first:
 const UPPER: WeightPlane = WeightPlane { product: Product::Bytes, first: LOWER.first + KEY_BLOCK / QUAD };
 const _: () = assert!(UPPER.first + KEY_BLOCK / QUAD <= LARGEST_WEIGHT);
 
-/// Returns true if the unit multiplies keys of this length: in whole steps.
+/// Returns true if the unit multiplies keys of this length: in whole steps. The emulator of `.ci/emulated` takes all bytes for
+/// unsigned ones.
 pub(crate) fn takes(head_dim: usize) -> bool {
-    quads(head_dim).is_multiple_of(TILE)
+    quads(head_dim).is_multiple_of(TILE) && !cfg!(matrix_unit_emulated)
 }
 
 impl Multiply for Int8Tiles {

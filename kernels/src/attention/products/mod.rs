@@ -1,7 +1,7 @@
 //! Products of matrices: queries by keys, weights by values. An [`Arithmetic`] owns how the four lie in memory, and both loops. It
 //! is decided once for a worker of a launch ([`Products`]).
 //!
-//! A new one, of a matrix unit for example, is a file of this room that implements [`Multiply`], a variant of [`Arithmetic`] and an
+//! A new one is a file of this room that implements [`Multiply`], a variant of [`Arithmetic`] and an
 //! arm of [`by_arithmetic!`]; [`native`] says where it is used.
 
 use crate::attention::call::Call;
@@ -114,8 +114,8 @@ impl Products {
 }
 
 impl Isa {
-    /// Returns true if [`Precision::Native`] multiplies bfloat16 pairs on this instruction set: if the machine has products of such
-    /// pairs, and they take less time than FMAs. Intel's AVX512_BF16 takes more.
+    /// Returns true if [`Precision::Native`] multiplies bfloat16 pairs on this instruction set: if it has a matrix unit, or products
+    /// of such pairs that take less time than FMAs. Intel's AVX512_BF16 takes more.
     pub fn has_native_bf16(self) -> bool {
         dispatch!(self, |s| native(s).is_some())
     }
@@ -149,8 +149,7 @@ pub struct Rates {
 impl Products {
     /// Returns the rates, which are `floats` for products of floats.
     fn rates(self, floats: Rates) -> Rates {
-        let products =
-            [self.keys, self.values].map(|arithmetic| by_arithmetic!(arithmetic, |A| A::PRODUCTS));
+        let products = [self.keys, self.values].map(|arithmetic| by_arithmetic!(arithmetic, |A| A::PRODUCTS));
         let unit = matches!(self.keys, Arithmetic::Bf16Tiles | Arithmetic::Int8Tiles);
         let tile = if unit { (BLOCK, BLOCK) } else { floats.tile };
         by_arithmetic!(self.keys, |A| Rates { tile, products, time: A::TIME, packing: A::PACKING, unit })

@@ -117,7 +117,12 @@ pub(crate) fn factors_overflow(mut factors: impl Iterator<Item = f32>) -> bool {
 /// times such a factor overflows, too, and its score is ±∞ rightly.
 #[cold]
 #[inline(never)]
-pub(crate) fn correct_zero_sums(factors: impl Iterator<Item = f32>, code: impl KeyCode, first_panel: usize, out: &mut [f32]) {
+pub(crate) fn correct_zero_sums(
+    factors: impl Iterator<Item = f32>,
+    code: impl KeyCode,
+    first_panel: usize,
+    out: &mut [f32],
+) {
     for (factor, scores) in factors.zip(out.chunks_mut(SCORE_STRIDE)) {
         if factor.is_nan() {
             continue; // The query is not finite.

@@ -28,7 +28,9 @@ impl Tiles for Model {
                 match product {
                     Product::Bf16 => multiply(block, add_pairs),
                     Product::Bytes => multiply(block, |sums, row, columns| add_bytes(sums, row, columns, signed)),
-                    Product::UnsignedBytes => multiply(block, |sums, row, columns| add_bytes(sums, row, columns, i32::from)),
+                    Product::UnsignedBytes => {
+                        multiply(block, |sums, row, columns| add_bytes(sums, row, columns, i32::from))
+                    }
                 }
             },
         );
@@ -55,7 +57,8 @@ unsafe fn multiply<T: Copy + Default>(block: TileBlock, add: impl Fn(&mut [T; LA
                 for step in 0..steps {
                     let groups = a.add(row * a_stride).cast::<Row>().add(step).read_unaligned();
                     let first = b.add(step * TILE * b_stride);
-                    let columns = core::array::from_fn(|n| first.add(n * b_stride).cast::<[u32; LANES]>().read_unaligned());
+                    let columns =
+                        core::array::from_fn(|n| first.add(n * b_stride).cast::<[u32; LANES]>().read_unaligned());
                     add(&mut sums, &groups, &columns);
                 }
                 to.write_unaligned(sums);
