@@ -1,7 +1,7 @@
 //! Which instruction sets this run of the tests was about. The other tests run on those the machine has, and pass
 //! where it has few: a run that should have covered them all asks here.
 
-use sdpa::Isa;
+use sdpa::{Isa, NoMatrixUnit};
 
 #[test]
 fn the_instruction_sets_of_this_machine() {
@@ -12,6 +12,9 @@ fn the_instruction_sets_of_this_machine() {
     }
     let native = if Isa::detect().has_native_bf16() { "covered" } else { "NOT covered, this machine lacks it" };
     println!("products of bfloat16: {native}");
+    if let Err(why) = Isa::detect().matrix_unit() {
+        println!("matrix unit: NOT covered, {why}");
+    }
     #[cfg(target_arch = "x86_64")]
     for (name, here) in
         [("AVX-VNNI", is_x86_feature_detected!("avxvnni")), ("AVX-512 VNNI", is_x86_feature_detected!("avx512vnni"))]
@@ -34,6 +37,16 @@ fn avx2_was_covered() {
 #[ignore = "for machines that should have AVX-512: fails where the tests could not cover it"]
 fn avx512_was_covered() {
     assert!(Isa::from_name("avx512").is_some_and(Isa::has_fma), "this machine lacks AVX-512F");
+}
+
+#[test]
+#[ignore = "for machines that should have AMX: fails where it is not found; a container may forbid its use"]
+fn amx_was_covered() {
+    match Isa::detect().matrix_unit() {
+        Ok(()) => assert!(Isa::from_name("amx").is_some_and(Isa::has_native_bf16)),
+        Err(NoMatrixUnit::Refused) => println!("AMX: NOT covered, {}", NoMatrixUnit::Refused),
+        Err(NoMatrixUnit::Absent) => panic!("AMX was not found"),
+    }
 }
 
 #[test]

@@ -87,6 +87,17 @@ pub use sdpa_kernels::KeyValues;
 /// assert!(error.to_string().ends_with("takes 8 elements, but the slice has 6"));
 /// ```
 pub use sdpa_kernels::LayoutError;
+/// Reason why a machine's matrix unit is not used: [`Isa::matrix_unit`].
+///
+/// ```
+/// use sdpa::{Isa, NoMatrixUnit};
+/// match Isa::detect().matrix_unit() {
+///     Ok(()) => assert_eq!(Isa::detect().name(), "amx"),
+///     Err(NoMatrixUnit::Refused) => println!("it is there, but a container or the system forbids it"),
+///     Err(NoMatrixUnit::Absent) => {}
+/// }
+/// ```
+pub use sdpa_kernels::NoMatrixUnit;
 /// Reason why a [`BlockTable`] or its pools were refused; `?` makes it an [`Error`](crate::Error).
 ///
 /// ```

@@ -4,6 +4,7 @@
 //! bfloat16 or four bytes. One step adds to each sum the products of sixteen groups of a row of A and of a column of B.
 
 use crate::simd::Simd;
+use core::fmt;
 
 /// Number of rows of a tile, of columns, and of groups that a step multiplies.
 pub(crate) const TILE: usize = 16;
@@ -25,6 +26,15 @@ pub enum NoMatrixUnit {
     Absent,
     /// The system does not let this process use it.
     Refused,
+}
+
+impl fmt::Display for NoMatrixUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Absent => "there is none",
+            Self::Refused => "the system does not let this process use it",
+        })
+    }
 }
 
 /// Products that a unit has, of the groups of a row of A and of a column of B.

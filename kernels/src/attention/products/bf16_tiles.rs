@@ -14,8 +14,10 @@ use crate::attention::steps::softmax::SoftmaxState;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
 use crate::matmul::operands::Bf16Pairs;
+use crate::simd::aligned::elements_mut;
 use crate::simd::tiles::{BLOCK, Product, TILE};
 use crate::simd::{Bf16x2, LANES, Simd};
+use crate::tensor::element::{Bf16, Element};
 
 /// Products of bfloat16 pairs by a matrix unit.
 pub(crate) struct Bf16Tiles;
@@ -44,6 +46,12 @@ impl Multiply for Bf16Tiles {
     unsafe fn store_query<S: Simd>(s: S, query: QueryRow<'_>, room: &mut [f32], to: &mut [f32]) {
         // SAFETY: same contract.
         unsafe { store_query_pairs(s, query, room, to) }
+        if is_taken_by_queries(query.scale) {
+            s.vectorize(
+                #[inline(always)]
+                || elements_mut::<Bf16>(to).iter_mut().for_each(|x| *x = Bf16::narrow(x.widen() * query.scale)),
+            );
+        }
     }
 
     fn reads_keys(keys: &Keys, _: usize, head_dim: usize) -> bool {
@@ -74,13 +82,14 @@ impl Multiply for Bf16Tiles {
             depth,
             later: keys.later.filter(|_| !panels.are_scattered()),
         };
-        let factor = s.splat(queries.scale);
+        let factor = if is_taken_by_queries(queries.scale) { None } else { Some(s.splat(queries.scale)) };
         s.vectorize(
             #[inline(always)]
             // SAFETY: the caller guarantees the queries and the panels; sums are those of rows of scores.
             || unsafe {
                 let panel_at = |n| panels.at(n).cast();
                 tiles::scores(s, run, operands, panel_at, |sums, rows, panels| {
+                    let Some(factor) = factor else { return };
                     for row in 0..rows.len() {
                         for panel in 0..panels.len() {
                             let score = sums.add(row * SCORE_STRIDE + panel * LANES);
@@ -138,6 +147,13 @@ impl Multiply for Bf16Tiles {
             },
         );
     }
+}
+
+/// Returns true if queries are multiplied by the scale, not scores, which takes a pass over these: by powers of two, which round
+/// nothing, and not so that elements could overflow.
+fn is_taken_by_queries(scale: f32) -> bool {
+    const MANTISSA: u32 = (1 << 23) - 1;
+    scale.is_normal() && scale.abs() <= 1.0 && scale.to_bits() & MANTISSA == 0
 }
 
 /// Returns the number of pairs of a query or key, in whole steps.
