@@ -1,16 +1,17 @@
 //! The command line.
 
+mod values;
+
+pub(crate) use values::wrong;
+
 use crate::failure::{Refused, Result};
-use crate::settings::{Settings, Sides};
+use crate::settings::Settings;
 use crate::sweep::{self, Sweep};
-use sdpa::{Alignment, Causality, Isa, Point, Shape};
+use sdpa::{Causality, Dtype, Isa, Point, Shape};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::str::FromStr;
-
-/// More threads than any machine this is meant for has, and few enough to start.
-const MAX_THREADS: usize = 1024;
+use values::{alignment, dtype, isa, number, only, point, precision, shape, threads, window};
 
 /// What the program was asked to do.
 #[derive(Debug, PartialEq)]
@@ -26,6 +27,8 @@ pub(crate) enum Command {
 pub(crate) struct Args {
     pub(crate) source: Source,
     pub(crate) settings: Settings,
+    /// Element type of queries, keys and values; otherwise that of the file, or f32.
+    pub(crate) dtype: Option<Dtype>,
     pub(crate) only: Option<Only>,
     pub(crate) isa: Option<Isa>,
     pub(crate) threads: Option<NonZeroUsize>,
@@ -109,12 +112,14 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
 }
 
 /// Flags that take a value.
-const VALUED: [&str; 13] = [
+const VALUED: [&str; 15] = [
     "--shape",
     "--scale",
     "--align",
     "--window",
     "--softcap",
+    "--dtype",
+    "--precision",
     "--isa",
     "--threads",
     "--only",
@@ -131,6 +136,7 @@ struct Given {
     file: Option<PathBuf>,
     shape: Option<Shape>,
     settings: Settings,
+    dtype: Option<Dtype>,
     only: Option<Only>,
     isa: Option<Isa>,
     threads: Option<NonZeroUsize>,
@@ -181,6 +187,8 @@ impl Given {
             "--window" => self.settings.window = Some(window(text)?),
             "--softcap" => self.settings.softcap = Some(number(flag, text, "a number")?),
             "--align" => self.settings.alignment = Some(alignment(text)?),
+            "--dtype" => self.dtype = Some(dtype(text)?),
+            "--precision" => self.settings.precision = precision(text)?,
             "--isa" => self.isa = Some(isa(text)?),
             "--threads" => self.threads = Some(threads(text)?),
             "--scores" => match point(text)? {
@@ -211,37 +219,48 @@ impl Given {
 
     /// Refuses flags that do not go with `--backward`.
     fn check_backward(&self) -> Result<()> {
-        match ["--weights", "--scores", "--explain"].into_iter().find(|flag| self.backward && self.has(flag)) {
+        let forward = ["--weights", "--scores", "--explain", "--precision"];
+        match forward.into_iter().find(|flag| self.backward && self.has(flag)) {
             Some(flag) => Err(Refused::new(format_args!("{flag}: is about the forward pass, but got --backward too"))),
             None => Ok(()),
         }
     }
 
-    fn finish(mut self) -> Result<Command> {
-        let sweep = match self.sweep {
+    /// The sweep, if one is asked for; a file is then its folder.
+    fn take_sweep(&mut self) -> Result<Option<Sweep>> {
+        match self.sweep {
             true => {
                 if let Some(flag) = sweep::OF_ONE_CALL.into_iter().find(|flag| self.has(flag)) {
                     return Err(Refused::new(format_args!("{flag}: is about one call, but --sweep makes many")));
                 }
-                Some(Sweep::new(self.file.take(), self.lengths.take(), self.dims.take()))
+                Ok(Some(Sweep::new(self.file.take(), self.lengths.take(), self.dims.take())))
             }
             false => match ["--lengths", "--dims"].into_iter().find(|flag| self.has(flag)) {
-                Some(flag) => return Err(Refused::new(format_args!("{flag}: needs --sweep, but there is none"))),
-                None => None,
+                Some(flag) => Err(Refused::new(format_args!("{flag}: needs --sweep, but there is none"))),
+                None => Ok(None),
             },
-        };
-        let source = match (self.file.take(), self.shape.take()) {
-            (None, None) => Source::Paragraph,
-            (Some(path), None) => Source::File(path),
-            (None, Some(shape)) => Source::Random(shape),
+        }
+    }
+
+    fn take_source(&mut self) -> Result<Source> {
+        match (self.file.take(), self.shape.take()) {
+            (None, None) => Ok(Source::Paragraph),
+            (Some(path), None) => Ok(Source::File(path)),
+            (None, Some(shape)) => Ok(Source::Random(shape)),
             (Some(path), Some(_)) => {
                 let path = path.display();
-                return Err(Refused::new(format_args!("a file or a shape, but got both: {path} and --shape")));
+                Err(Refused::new(format_args!("a file or a shape, but got both: {path} and --shape")))
             }
-        };
+        }
+    }
+
+    fn finish(mut self) -> Result<Command> {
+        let sweep = self.take_sweep()?;
+        let source = self.take_source()?;
         if let Some(only @ (Only::Naive | Only::Unfused)) = self.only {
             let path = only.name();
-            if let Some(flag) = ["--isa", "--output", "--explain"].into_iter().find(|flag| self.has(flag)) {
+            let fused = ["--isa", "--precision", "--output", "--explain"];
+            if let Some(flag) = fused.into_iter().find(|flag| self.has(flag)) {
                 return Err(Refused::new(format_args!("{flag}: is about the fused path, but --only is {path}")));
             }
         }
@@ -262,6 +281,7 @@ impl Given {
         let args = Box::new(Args {
             source,
             settings: self.settings,
+            dtype: self.dtype,
             only: self.only,
             isa: self.isa,
             threads: self.threads,
@@ -287,76 +307,6 @@ impl Only {
             Self::Unfused => "unfused",
         }
     }
-}
-
-pub(crate) fn wrong(flag: &str, got: impl std::fmt::Display, expected: &str) -> Refused {
-    Refused::new(format_args!("{flag}: {got}, but must be {expected}"))
-}
-
-fn number<T: FromStr>(flag: &str, text: &str, expected: &str) -> Result<T> {
-    text.parse().map_err(|_| wrong(flag, text, expected))
-}
-
-fn shape(text: &str) -> Result<Shape> {
-    let expected = "seven whole numbers B,H,HKV,LQ,LK,D,DV";
-    let sizes = text.split(',').map(|size| number("--shape", size.trim(), expected)).collect::<Result<Vec<usize>>>();
-    match sizes.map_err(|_| wrong("--shape", text, expected))?[..] {
-        [batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim] => {
-            Ok(Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim })
-        }
-        ref sizes => Err(wrong("--shape", format_args!("{text} has {} numbers", sizes.len()), expected)),
-    }
-}
-
-fn alignment(text: &str) -> Result<Alignment> {
-    match text {
-        "top-left" => Ok(Alignment::TopLeft),
-        "bottom-right" => Ok(Alignment::BottomRight),
-        offset => number("--align", offset, "top-left, bottom-right or a whole number").map(Alignment::Offset),
-    }
-}
-
-fn window(text: &str) -> Result<Sides> {
-    let expected = "L,R, each a whole number or -";
-    let side = |text: &str| match text.trim() {
-        "-" => Ok(None),
-        n => number("--window", n, expected).map(Some),
-    };
-    let (left, right) = text.split_once(',').ok_or_else(|| wrong("--window", text, expected))?;
-    match (side(left), side(right)) {
-        (Ok(left), Ok(right)) => Ok(Sides { left, right }),
-        _ => Err(wrong("--window", text, expected)),
-    }
-}
-
-fn point(text: &str) -> Result<Point> {
-    match text {
-        "raw" => Ok(Point::Raw),
-        "softcap" => Ok(Point::Softcapped),
-        "masked" => Ok(Point::Masked),
-        _ => Err(wrong("--scores", text, "raw, softcap or masked")),
-    }
-}
-
-fn isa(text: &str) -> Result<Isa> {
-    Isa::from_name(text).ok_or_else(|| {
-        let here: Vec<_> = Isa::available().map(Isa::name).collect();
-        let problem = if Isa::known().any(|name| name == text) { "not available" } else { "unknown" };
-        Refused::new(format_args!("--isa: {text} is {problem}; this machine has {}", here.join(", ")))
-    })
-}
-
-fn threads(text: &str) -> Result<NonZeroUsize> {
-    // Without the feature the library runs in order, whatever it is told.
-    let most = if cfg!(feature = "rayon") { MAX_THREADS } else { 1 };
-    let expected = format!("a whole number from 1 to {most}");
-    let threads: NonZeroUsize = number("--threads", text, &expected)?;
-    if threads.get() > most { Err(wrong("--threads", text, &expected)) } else { Ok(threads) }
-}
-
-fn only(text: &str) -> Result<Only> {
-    let all = [Only::Fused, Only::Naive, Only::Unfused];
-    all.into_iter().find(|only| only.name() == text).ok_or_else(|| wrong("--only", text, "fused, naive or unfused"))
 }
 
 #[cfg(test)]

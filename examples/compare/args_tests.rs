@@ -1,7 +1,11 @@
 //! Every flag, and every way to get one wrong.
 
+use super::values::MAX_THREADS;
 use super::*;
+use crate::elements::DTYPES;
 use crate::help::HELP;
+use crate::settings::Sides;
+use sdpa::{Alignment, Precision};
 
 fn parse_words(line: &str) -> Result<Command> {
     parse(line.split_whitespace().map(OsString::from))
@@ -15,14 +19,18 @@ fn args(line: &str) -> Args {
 }
 
 fn refusal(line: &str) -> String {
-    parse_words(line).expect_err(line).to_string()
+    refusal_of(&line.split_whitespace().collect::<Vec<_>>())
+}
+
+fn refusal_of(words: &[&str]) -> String {
+    parse(words.iter().map(OsString::from)).expect_err(&words.join(" ")).to_string()
 }
 
 #[test]
 fn nothing_means_the_paragraph_on_every_path() {
     let args = args("");
     assert_eq!(args.source, Source::Paragraph);
-    assert_eq!((args.only, args.isa, args.threads, args.repeat), (None, None, None, None));
+    assert_eq!((args.dtype, args.only, args.isa, args.threads, args.repeat), (None, None, None, None, None));
     assert_eq!((args.output, args.format, args.settings), (None, Format::Table, Settings::default()));
     assert!(args.points.is_empty() && !args.explain);
 }
@@ -31,14 +39,17 @@ fn nothing_means_the_paragraph_on_every_path() {
 fn every_flag_is_read() {
     let args = args(
         "--shape 1,8,2,3,4,5,6 --scale -0.3 --causal --align -3 --isa portable --threads 1 --only fused --repeat 7 \
-         --output out.safetensors --json --window 3,- --softcap 2.5 --scores masked --weights --scores raw",
+         --output out.safetensors --json --window 3,- --softcap 2.5 --scores masked --weights --scores raw --dtype bf16 \
+         --precision native",
     );
     let shape = Shape { batch: 1, heads: 8, kv_heads: 2, q_len: 3, kv_len: 4, head_dim: 5, value_dim: 6 };
     assert_eq!(args.source, Source::Random(shape));
     let alignment = Some(Alignment::Offset(-3));
     let window = Some(Sides { left: Some(3), right: None });
     let (scale, softcap, causality) = (Some(-0.3), Some(2.5), Causality::Causal);
-    assert_eq!(args.settings, Settings { scale, softcap, causality, window, alignment });
+    let precision = Precision::Native;
+    assert_eq!(args.settings, Settings { scale, softcap, causality, window, alignment, precision });
+    assert_eq!(args.dtype, Some(Dtype::Bf16));
     assert_eq!(args.points, [Point::Masked, Point::Raw, Point::Weights]);
     assert_eq!(args.isa.map(Isa::name), Some("portable"));
     assert_eq!((args.threads, args.repeat), (NonZeroUsize::new(1), NonZeroUsize::new(7)));
@@ -57,6 +68,26 @@ fn values_may_be_attached_and_files_stand_anywhere() {
     assert_eq!(self::args("--window=-,0").settings.window, Some(Sides { left: None, right: Some(0) }));
     assert!(self::args("--explain").explain);
     assert_eq!(self::args("--align top-left").settings.alignment, Some(Alignment::TopLeft));
+}
+
+#[test]
+fn element_types_and_precisions_have_names() {
+    for dtype in DTYPES {
+        assert_eq!(args(&format!("--dtype={dtype}")).dtype, Some(dtype));
+    }
+    for precision in [Precision::Exact, Precision::Native] {
+        assert_eq!(args(&format!("--precision {precision}")).settings.precision, precision);
+    }
+    for bad in ["BF16", "bfloat16", "f64", "int8", ""] {
+        assert_eq!(refusal_of(&["--dtype", bad]), format!("--dtype: {bad}, but must be f32, bf16 or f16"));
+    }
+    for bad in ["fast", "Exact", ""] {
+        assert_eq!(refusal_of(&["--precision", bad]), format!("--precision: {bad}, but must be exact or native"));
+    }
+    assert_eq!(refusal("--dtype bf16 --dtype f16"), "--dtype: given twice, the second time as f16");
+    assert_eq!(refusal("--precision --json"), "--precision: needs a value, but got the flag --json");
+    // The other paths read rounded numbers, too.
+    assert_eq!(args("--only naive --dtype f16").dtype, Some(Dtype::F16));
 }
 
 #[test]
@@ -132,6 +163,10 @@ fn instruction_sets_are_listed() {
 fn flags_of_the_fused_path_need_it() {
     assert_eq!(refusal("--only naive --isa portable"), "--isa: is about the fused path, but --only is naive");
     assert_eq!(refusal("--explain --only naive"), "--explain: is about the fused path, but --only is naive");
+    assert_eq!(
+        refusal("--precision exact --only unfused"),
+        "--precision: is about the fused path, but --only is unfused"
+    );
     assert_eq!(refusal("--output o --only unfused"), "--output: is about the fused path, but --only is unfused");
 }
 
@@ -141,6 +176,8 @@ fn flags_that_need_another_say_so() {
     assert_eq!(refusal("--weights"), format!("--weights: {needs}"));
     assert_eq!(refusal("--scores raw"), format!("--scores: {needs}"));
     assert_eq!(refusal("--scores raw --output o --scores raw"), "--scores: raw is given twice");
+    let forward = "is about the forward pass, but got --backward too";
+    assert_eq!(refusal("--backward --precision native"), format!("--precision: {forward}"));
     assert_eq!(refusal("--explain --json"), "--explain: goes with the table, but got --json too");
 }
 
@@ -163,6 +200,8 @@ fn a_sweep_has_a_folder_lengths_and_sizes() {
     assert_eq!((sweep.folder, args.source), (PathBuf::from("here"), Source::Paragraph));
     assert_eq!((args.only, args.repeat), (Some(Only::Fused), NonZeroUsize::new(2)));
     assert_eq!(swept("--sweep=here").1.folder, PathBuf::from("here"));
+    let args = swept("--sweep --dtype bf16 --precision native").0;
+    assert_eq!((args.dtype, args.settings.precision), (Some(Dtype::Bf16), Precision::Native));
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod report;
 
 use crate::args::{Args, Format};
 use crate::data;
+use crate::elements::{self, Elements, Numbers};
 use crate::failure::{Refused, Result};
 use crate::paths::{self, Method, Pass, Path};
 use crate::strips::Cut;
@@ -24,14 +25,15 @@ pub(crate) fn compare(args: &Args) -> Result<ExitCode> {
     if let Some(path) = &args.output {
         output::check(path)?;
     }
-    let mut tensors = data::load(&args.source)?;
+    let mut tensors = elements::load(&args.source, args.dtype)?;
     let shape = tensors.inputs()?.shape()?;
     let out = [shape.batch, shape.heads, shape.q_len, shape.value_dim];
     let made_up = tensors.d_out.is_none();
     if made_up {
         tensors.d_out = Some(data::made_up_gradient(out)?);
     }
-    let mut call = Call::new(&tensors, args.settings, shape)?;
+    let elements = Elements::of(&tensors)?;
+    let mut call = Call::new(&tensors, &elements, args.settings, shape)?;
     let mut paths = paths::paths(args, &Cut::new(&tensors, args.settings, shape), Pass::Both)?;
     let pool = pool(paths.most_threads())?;
     if args.format == Format::Table {
@@ -54,7 +56,7 @@ pub(crate) fn compare(args: &Args) -> Result<ExitCode> {
     let peaks = Peaks::measure(&paths.all);
     let measured = pool.install(|| measure(&mut call, &paths.all, args.repeat, bounds.as_ref(), &progress))?;
     progress.finish_and_clear();
-    let rows = figures(&measured, call.useful_flops()?, &peaks);
+    let rows = figures(&measured, call.useful_flops()?, &peaks, Numbers::of_call(&args.settings, &tensors));
     if let Some(path) = &args.output {
         let gradient = pool.install(|| call.gradient(paths.answer))?;
         output::write(path, &gradient.named(&tensors))?;
@@ -114,12 +116,13 @@ fn measure(
 }
 
 /// A row of the table for each path; `forward` is what the forward pass has to compute, in operations.
-fn figures(measured: &[Measured], forward: f64, peaks: &Peaks) -> Vec<Row> {
+fn figures(measured: &[Measured], forward: f64, peaks: &Peaks, numbers: Numbers) -> Vec<Row> {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let row = |Measured { timed, backward, errors }: &Measured| {
         let (path, seconds) = (timed.path, [timed.median(), median(backward)].map(|time| time.as_secs_f64()));
         let peak = peaks.of(path.method.isa()) * path.threads.min(cores) as f64;
-        Row { path, seconds, runs: timed.runs(), share: 3.5 * forward / seconds[0] / peak, errors: *errors }
+        let (dtype, _) = numbers.of(path.method);
+        Row { path, dtype, seconds, runs: timed.runs(), share: 3.5 * forward / seconds[0] / peak, errors: *errors }
     };
     measured.iter().map(row).collect()
 }

@@ -6,7 +6,7 @@ use crate::file;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use safetensors::tensor::SafeTensors;
-use sdpa::{Inputs, Mask, Shape, View};
+use sdpa::{Dtype, Inputs, Mask, Shape, View};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -28,6 +28,8 @@ pub(crate) struct Tensors {
     pub(crate) q: Tensor,
     pub(crate) k: Tensor,
     pub(crate) v: Tensor,
+    /// Element type in which fused paths read q, k and v. It holds all of their numbers.
+    pub(crate) dtype: Dtype,
     pub(crate) bias: Option<Tensor>,
     /// Nonzero keeps.
     pub(crate) mask: Option<Tensor<u8>>,
@@ -71,6 +73,7 @@ impl Tensors {
             q,
             k,
             v,
+            dtype: Dtype::F32,
             bias: None,
             mask: None,
             sinks: None,
@@ -81,9 +84,13 @@ impl Tensors {
         }
     }
 
-    /// Views of all there is.
+    /// Views of all there is, in f32.
     pub(crate) fn inputs(&self) -> Result<Inputs<'_>> {
-        let mut inputs = Inputs::new(self.q.view()?, self.k.view()?, self.v.view()?);
+        self.with_options(Inputs::new(self.q.view()?, self.k.view()?, self.v.view()?))
+    }
+
+    /// Adds all else there is to views of queries, keys and values.
+    pub(crate) fn with_options<'a>(&'a self, mut inputs: Inputs<'a>) -> Result<Inputs<'a>> {
         if let Some(bias) = &self.bias {
             inputs = inputs.bias(bias.view()?);
         }
@@ -228,9 +235,9 @@ fn unit_normal(shape: [usize; 4], rng: &mut ChaCha8Rng) -> Result<Tensor> {
 }
 
 /// An empty vector with room for so many elements, or a refusal where there is none.
-pub(crate) fn reserved(len: usize) -> Result<Vec<f32>> {
+pub(crate) fn reserved<T>(len: usize) -> Result<Vec<T>> {
     let mut data = Vec::new();
-    let (needed, there) = (4 * len as u128, available_memory());
+    let (needed, there) = (size_of::<T>() as u128 * len as u128, available_memory());
     // Where memory is overcommitted, the reservation would succeed and the first use of it would not.
     if needed > there || data.try_reserve_exact(len).is_err() {
         let (needed, there) = (gib(needed), gib(there));

@@ -3,6 +3,7 @@
 use crate::data::{Tensor, Tensors};
 use crate::failure::{Refused, Result};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use sdpa::{Bf16, F16};
 use std::path::Path;
 
 /// Names shown of the tensors that a file does have.
@@ -33,11 +34,13 @@ fn tensors(bytes: &[u8], prefix: &str, title: String) -> Result<Tensors> {
             Refused::new(format_args!("no tensor {prefix}{name}; there are {}: {has}{more}", names.len()))
         })
     };
+    let [q, k, v] = [needed("q")?, needed("k")?, needed("v")?];
     Ok(Tensors {
         title,
-        q: needed("q")?.floats()?,
-        k: needed("k")?.floats()?,
-        v: needed("v")?.floats()?,
+        dtype: type_of([&q, &k, &v])?,
+        q: q.numbers()?,
+        k: k.numbers()?,
+        v: v.numbers()?,
         bias: given("bias").map(|bias| bias.floats()).transpose()?,
         mask: given("mask").map(|mask| mask.bytes()).transpose()?,
         sinks: given("sinks").map(|sinks| sinks.list("heads")).transpose()?,
@@ -46,6 +49,21 @@ fn tensors(bytes: &[u8], prefix: &str, title: String) -> Result<Tensors> {
         d_out: given("d_out").map(|gradient| gradient.floats()).transpose()?,
         d_lse: given("d_lse").map(|gradient| gradient.numbers_of_rows()).transpose()?,
     })
+}
+
+/// The one element type of the first tensor and the others.
+fn type_of([first, others @ ..]: [&Named<'_>; 3]) -> Result<sdpa::Dtype> {
+    let dtype = first.element_type()?;
+    for other in others {
+        if other.element_type()? != dtype {
+            let (name, theirs) = (&other.name, other.view.dtype());
+            let (first, one) = (&first.name, first.view.dtype());
+            return Err(Refused::new(format_args!(
+                "{name}: dtype is {theirs:?}, but must be that of {first}, {one:?}"
+            )));
+        }
+    }
+    Ok(dtype)
 }
 
 /// A tensor of the file.
@@ -59,6 +77,26 @@ impl<'a> Named<'a> {
         let name = format!("{prefix}{name}");
         let view = file.tensor(&name).ok()?;
         Some(Self { name, view })
+    }
+
+    /// The type of elements that may be of 16 bits.
+    fn element_type(&self) -> Result<sdpa::Dtype> {
+        self.dtype(&[Dtype::F32, Dtype::BF16, Dtype::F16], "F32, BF16 or F16")?;
+        Ok(match self.view.dtype() {
+            Dtype::BF16 => sdpa::Dtype::Bf16,
+            Dtype::F16 => sdpa::Dtype::F16,
+            _ => sdpa::Dtype::F32,
+        })
+    }
+
+    /// `[batch, heads, rows, dim]` of such elements, widened.
+    fn numbers(&self) -> Result<Tensor> {
+        let data = match self.element_type()? {
+            sdpa::Dtype::Bf16 => each(self.view.data(), |x| Bf16(u16::from_le_bytes(x)).to_f32()),
+            sdpa::Dtype::F16 => each(self.view.data(), |x| F16(u16::from_le_bytes(x)).to_f32()),
+            _ => self.f32s(),
+        };
+        Ok(Tensor { shape: self.shape("batch, heads, rows, dim")?, data })
     }
 
     /// `[batch, heads, rows, dim]` of f32.
@@ -161,13 +199,39 @@ mod tests {
     #[test]
     fn tensors_of_other_kinds_are_refused() {
         assert!(read(&[Q, K, V, ("expected.out", Dtype::F16, &[3])]).is_ok());
-        assert_eq!(refusal(&[("q", Dtype::F64, Q.2), K, V]), "q: dtype is F64, but must be F32");
+        assert_eq!(refusal(&[("q", Dtype::F64, Q.2), K, V]), "q: dtype is F64, but must be F32, BF16 or F16");
         assert_eq!(
             refusal(&[Q, ("k", Dtype::F32, &[1, 2, 4]), V]),
             "k: shape [1, 2, 4] has 3 dimensions, but must have 4: batch, heads, rows, dim"
         );
         assert_eq!(refusal(&[Q, K]), "no tensor v; there are 2: k, q");
         assert_eq!(refusal(&[]), "no tensor q; there are 0: ");
+    }
+
+    #[test]
+    fn elements_of_16_bits_are_widened() {
+        let bytes: Vec<u8> = [0x3fa0u16, 0xc000, 0x0001, 0x7c00].iter().flat_map(|bits| bits.to_le_bytes()).collect();
+        let numbers = |dtype| {
+            let file = file_of(&["q", "k", "v"].map(|name| (name, dtype, &[1, 1, 2, 2][..])), &bytes);
+            let Tensors { dtype, q, k, v, .. } = super::tensors(&file, "", String::new()).unwrap();
+            assert_eq!(([1, 1, 2, 2], &q, &q), (q.shape, &k, &v));
+            (dtype, q.data)
+        };
+        let bf16 = vec![1.25, -2.0, f32::from_bits(1 << 16), f32::from_bits(0x7c00 << 16)];
+        assert_eq!(numbers(Dtype::BF16), (sdpa::Dtype::Bf16, bf16));
+        let f16 = vec![1.90625, -2.0, f32::powi(0.5, 24), f32::INFINITY];
+        assert_eq!(numbers(Dtype::F16), (sdpa::Dtype::F16, f16));
+        assert_eq!(read(&[Q, K, V]).unwrap().dtype, sdpa::Dtype::F32);
+    }
+
+    #[test]
+    fn queries_keys_and_values_are_of_one_type() {
+        let typed = |(name, _, shape): Spec<'static>, dtype| (name, dtype, shape);
+        let [q, k] = [Q, K].map(|spec| typed(spec, Dtype::BF16));
+        assert_eq!(refusal(&[q, K, V]), "k: dtype is F32, but must be that of q, BF16");
+        assert_eq!(refusal(&[Q, k, V]), "k: dtype is BF16, but must be that of q, F32");
+        assert_eq!(refusal(&[q, k, typed(V, Dtype::F16)]), "v: dtype is F16, but must be that of q, BF16");
+        assert_eq!(refusal(&[q, k, typed(V, Dtype::I16)]), "v: dtype is I16, but must be F32, BF16 or F16");
     }
 
     #[test]

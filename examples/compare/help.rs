@@ -6,7 +6,8 @@ Compares every way this crate computes attention: naive, unfused, and fused on e
 Usage: compare [OPTIONS] [FILE.safetensors]
        compare --sweep [OPTIONS] [DIR]
 
-  FILE.safetensors           tensors q [B,H,Lq,D], k [B,Hkv,Lk,D], v [B,Hkv,Lk,Dv], f32; and if it has them:
+  FILE.safetensors           tensors q [B,H,Lq,D], k [B,Hkv,Lk,D], v [B,Hkv,Lk,Dv], all f32, bf16
+                             or f16; and if it has them:
                                bias f32 and mask bool or u8 (nonzero keeps), [B or 1,H or 1,Lq or 1,Lk or 1];
                                sinks and alibi_slopes f32 [H]; kv_lens, integers [B]
   --shape B,H,HKV,LQ,LK,D,DV unit-normal data of this shape, from a fixed seed
@@ -19,8 +20,13 @@ Usage: compare [OPTIONS] [FILE.safetensors]
   --window L,R               a row sees L keys before its own position and R after it; - for all on that side
   --softcap X                scores become X*tanh(score/X)
 
+  --dtype f32|bf16|f16       fused paths read q, k and v in this type, the others the same numbers in f32
+                             (default: the file's, otherwise f32)
+  --precision exact|native   with native, fused paths multiply bf16 by the machine's own instruction if it has a fast one
+                             (default: exact); not with --backward
+
   --only fused|naive|unfused time this path only
-  --isa NAME                 fused on this instruction set only: portable, avx2, avx512, neon
+  --isa NAME                 fused on this instruction set only: portable, avx2, avx512, amx, neon
   --threads N                on N threads only (default: on one, and on all)
   --repeat N                 runs of each path (default: about a second's worth, at least 3)
 
@@ -38,7 +44,7 @@ Usage: compare [OPTIONS] [FILE.safetensors]
 
   --sweep                    draw GFLOP/s against length: sweep.svg, sweep.png and, with every number, sweep.csv, into
                              DIR or else target/pictures. About two minutes; answers are not checked; goes with
-                             --only, --isa, --threads and --repeat
+                             --only, --isa, --threads, --repeat, --dtype and --precision
   --lengths N,N,...          of these rows and keys (default: 16, 32, 64 and so on to 16384)
   --dims N,N,...             on heads of these sizes (default: 32, 64, 128, 256)
 

@@ -9,6 +9,7 @@
 mod args;
 mod backward;
 mod data;
+mod elements;
 mod failure;
 mod file;
 #[path = "../arguments/folder.rs"]
@@ -32,6 +33,7 @@ mod timing;
 
 use args::{Args, Command, Format};
 use data::Tensors;
+use elements::{Elements, Numbers};
 use failure::{Refused, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use paths::{Pass, Paths, Runner};
@@ -71,7 +73,7 @@ fn compare(args: &Args) -> Result<ExitCode> {
     if let Some(path) = &args.output {
         output::check(path)?;
     }
-    let tensors = data::load(&args.source)?;
+    let tensors = elements::load(&args.source, args.dtype)?;
     let shape = tensors.inputs()?.shape()?;
     paths::points_fit(&shape, &args.points)?;
     let rows = Rows::choose(&shape);
@@ -80,7 +82,8 @@ fn compare(args: &Args) -> Result<ExitCode> {
         let shape = tensors.q.shape;
         return Err(Refused::new(format_args!("q: shape {shape:?} has no rows, so there is nothing to compare")));
     }
-    let mut runner = Runner::new(&tensors, args.settings, &rows)?;
+    let elements = Elements::of(&tensors)?;
+    let mut runner = Runner::new(&tensors, &elements, args.settings, &rows)?;
     // Says whether the settings and tensors go together, before anything is cut out of them.
     runner.problem().map(drop)?;
     let cut = Cut::new(&tensors, args.settings, shape);
@@ -100,7 +103,7 @@ fn compare(args: &Args) -> Result<ExitCode> {
     let progress = progress();
     let (peaks, start) = (Peaks::measure(&paths.all), Instant::now());
     let reference = Reference::compute(&cut, rows, &progress)?;
-    let mut runner = Runner::new(&tensors, args.settings, &reference.rows)?;
+    let mut runner = Runner::new(&tensors, &elements, args.settings, &reference.rows)?;
     let measured = pool.install(|| session::measure(&mut runner, &reference, &paths, args.repeat, &progress))?;
     progress.finish_and_clear();
     let peaks = if start.elapsed() < SAME_TIME { peaks } else { peaks.or(Peaks::measure(&paths.all)) };
@@ -125,6 +128,7 @@ pub(crate) fn introduction(settings: &Settings, tensors: &Tensors, shape: &Shape
     let scale = settings.attention().scale_for(shape.head_dim);
     let mut options = vec![format!("scale {scale}"), settings.to_string()];
     options.extend(tensors.options());
+    options.extend(Numbers::of_call(settings, tensors).in_words());
     format!(
         "Attention: {}\n\
          q {:?}, k {:?}, v {:?}\n\

@@ -2,6 +2,7 @@
 
 use crate::args::{Args, Only};
 use crate::data::{Tensors, available_memory, gib, reserved};
+use crate::elements::Elements;
 use crate::failure::{Refused, Result};
 use crate::output::Named;
 use crate::settings::Settings;
@@ -154,7 +155,9 @@ fn scores_fit(shape: &Shape, threads: usize, pass: Pass) -> Result<()> {
 /// Everything that runs of the paths share: inputs, outputs made beforehand, memory that is kept.
 pub(crate) struct Runner<'a> {
     attention: Attention,
+    /// In f32, and as fused paths read them.
     inputs: Inputs<'a>,
+    fused: Inputs<'a>,
     cut: Cut<'a>,
     rows: &'a Rows,
     pub(crate) shape: Shape,
@@ -164,12 +167,19 @@ pub(crate) struct Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
-    pub(crate) fn new(tensors: &'a Tensors, settings: Settings, rows: &'a Rows) -> Result<Self> {
+    /// `elements` are those of the tensors.
+    pub(crate) fn new(
+        tensors: &'a Tensors,
+        elements: &'a Elements,
+        settings: Settings,
+        rows: &'a Rows,
+    ) -> Result<Self> {
         let inputs = tensors.inputs()?;
         let shape = inputs.shape()?;
         Ok(Self {
             attention: settings.attention(),
             inputs,
+            fused: elements.inputs(tensors)?,
             cut: Cut::new(tensors, settings, shape),
             rows,
             shape,
@@ -182,7 +192,7 @@ impl<'a> Runner<'a> {
     /// The call, checked.
     pub(crate) fn problem(&mut self) -> Result<Problem<'_>> {
         let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
-        Ok(self.attention.problem(self.inputs, outputs)?)
+        Ok(self.attention.problem(self.fused, outputs)?)
     }
 
     /// The plan by which the fused path runs.
@@ -211,7 +221,7 @@ impl<'a> Runner<'a> {
         for (&point, scores) in points.iter().zip(&mut scores) {
             outputs = outputs.scores(point, ViewMut::bhld(scores, shape)?);
         }
-        self.attention.problem(self.inputs, outputs)?.run_once(path.exec());
+        self.attention.problem(self.fused, outputs)?.run_once(path.exec());
         let mut tensors = vec![
             Named { name: "out", shape: vec![batch, heads, q_len, value_dim], data: &self.out },
             Named { name: "lse", shape: vec![batch, heads, q_len], data: &self.lse },
@@ -230,7 +240,7 @@ impl<'a> Runner<'a> {
     /// Runs a path once. Fused and unfused leave their answer in `out` and `lse`; naive, which runs on the rows that are
     /// checked, leaves nothing.
     pub(crate) fn run(&mut self, path: Path, plan: Option<&Plan>) -> Result<Duration> {
-        let (attention, inputs) = (self.attention, self.inputs);
+        let attention = self.attention;
         let start;
         match (path.method, plan) {
             (Method::Naive, _) => {
@@ -242,7 +252,7 @@ impl<'a> Runner<'a> {
             (Method::Fused(_), Some(plan)) => {
                 let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
                 start = Instant::now();
-                attention.problem(inputs, outputs)?.run(plan, &mut self.workspace);
+                attention.problem(self.fused, outputs)?.run(plan, &mut self.workspace);
             }
             (Method::Fused(_), None) => {
                 let plan = self.plan(path)?;
@@ -251,7 +261,7 @@ impl<'a> Runner<'a> {
             (Method::Unfused, _) => {
                 let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
                 start = Instant::now();
-                sdpa_unfused::attention(&attention, inputs, outputs, path.exec())?;
+                sdpa_unfused::attention(&attention, self.inputs, outputs, path.exec())?;
             }
         }
         Ok(start.elapsed())
@@ -372,7 +382,7 @@ mod tests {
     fn paths_write_every_element() {
         let tensors = tensors();
         let rows = Rows::choose(&SHAPE);
-        let mut runner = Runner::new(&tensors, Settings::default(), &rows).unwrap();
+        let mut runner = Runner::new(&tensors, &Elements::F32, Settings::default(), &rows).unwrap();
         for method in Isa::available().map(Method::Fused).chain([Method::Unfused]) {
             runner.clear();
             runner.run(Path { method, threads: 1 }, None).unwrap();

@@ -1,10 +1,12 @@
 //! The answer in f64, and how far a path is from it.
 
+use crate::elements::Numbers;
 use crate::failure::Result;
+use crate::paths::Method;
 use crate::strips::{Cut, Rows, Strip};
 use indicatif::ProgressBar;
-use sdpa::Shape;
 use sdpa::naive::Answer;
+use sdpa::{Isa, Shape};
 
 /// Largest errors of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -24,6 +26,9 @@ pub(crate) struct Bound {
     pub(crate) out: f64,
     pub(crate) lse: f64,
 }
+
+/// Largest error of a weight that [`Precision::Native`](sdpa::Precision::Native) rounds, relative to itself.
+pub(crate) const ROUNDED_WEIGHT: f64 = 0.0041;
 
 /// What rounding alone may do to any f32 path, and chance decides to which: in units of f32's epsilon.
 ///
@@ -60,6 +65,9 @@ struct Seen {
     v: f64,
     /// The largest absolute sum of bias and ALiBi, where the weight is more than rounding.
     added: f64,
+    /// The largest Σ w·|v − o| of an output o, over its weights w and values v, if weights are rounded; otherwise 0. Times the
+    /// relative error of a weight it bounds the error of o.
+    spread: f64,
 }
 
 impl Seen {
@@ -77,6 +85,7 @@ impl Seen {
             q: largest(q.chunks_exact(head_dim).map(euclid)),
             k: largest(keys.iter().map(|j| euclid(&k[j * head_dim..][..head_dim]))),
             v: largest(keys.iter().flat_map(|j| &v[j * value_dim..][..value_dim]).map(|&x| x.into())),
+            spread: if cut.numbers().round_weights() { spread(answer, v, value_dim) } else { 0.0 },
             added: largest(added.filter(|(_, w)| **w >= f64::from(f32::EPSILON)).map(|((m, s), _)| m - s)),
         }
     }
@@ -87,8 +96,25 @@ impl Seen {
             k: self.k.max(other.k),
             v: self.v.max(other.v),
             added: self.added.max(other.added),
+            spread: self.spread.max(other.spread),
         }
     }
+}
+
+/// Returns [`Seen::spread`] of some rows of a head with these values.
+fn spread(answer: &Answer<f64>, values: &[f32], value_dim: usize) -> f64 {
+    let [.., weights] = &answer.points;
+    let keys = weights.len() / answer.lse.len().max(1);
+    let rows = weights.chunks_exact(keys.max(1)).zip(answer.out.chunks_exact(value_dim.max(1)));
+    let of_row = |(weights, out): (&[f64], &[f64])| {
+        let mut sums = vec![0.0; value_dim];
+        let seen = weights.iter().zip(values.chunks_exact(value_dim.max(1))).filter(|(w, _)| **w != 0.0);
+        for (w, value) in seen {
+            sums.iter_mut().zip(value).zip(out).for_each(|((sum, &v), o)| *sum += w * (f64::from(v) - o).abs());
+        }
+        largest(sums.into_iter())
+    };
+    largest(rows.map(of_row))
 }
 
 /// The largest absolute value of what is finite.
@@ -108,7 +134,10 @@ pub(crate) struct Reference {
     answers: Vec<Answer<f64>>,
     pub(crate) naive: Errors,
     pub(crate) rounding: Rounding,
+    pub(crate) numbers: Numbers,
     pub(crate) bound: Bound,
+    /// The bound where fused paths round weights.
+    pub(crate) native: Bound,
 }
 
 impl Reference {
@@ -129,7 +158,21 @@ impl Reference {
         let epsilon = f64::from(f32::EPSILON);
         let bound =
             Bound { out: errors.out.max(epsilon * rounding.out * seen.v), lse: errors.lse.max(epsilon * rounding.lse) };
-        Ok(Self { rows, answers, naive: errors, rounding, bound })
+        // Native products take subnormal numbers for 0, once a key.
+        let subnormal = f64::from(f32::MIN_POSITIVE) * cut.shape.kv_len as f64;
+        let native =
+            Bound { out: bound.out + ROUNDED_WEIGHT * seen.spread + subnormal, lse: bound.lse + ROUNDED_WEIGHT };
+        Ok(Self { rows, answers, naive: errors, rounding, numbers: cut.numbers(), bound, native })
+    }
+
+    /// The bound of a path's errors. A path that rounds weights may also be off by what the docs of [`sdpa::Precision`] say.
+    pub(crate) fn bound_of(&self, method: Method) -> &Bound {
+        if self.rounds_weights(method) { &self.native } else { &self.bound }
+    }
+
+    /// True if the path rounds weights to bfloat16.
+    pub(crate) fn rounds_weights(&self, method: Method) -> bool {
+        self.numbers.round_weights() && method.isa().is_some_and(Isa::has_native_bf16)
     }
 
     /// The errors of a path's whole output.
@@ -179,8 +222,10 @@ mod tests {
     use super::*;
     use crate::args::Source;
     use crate::data::{Tensor, Tensors, load};
+    use crate::elements::{self, Elements};
+    use crate::paths::{Path, Runner};
     use crate::settings::Settings;
-    use sdpa::naive;
+    use sdpa::{Causality, Dtype, Precision, naive};
 
     fn reference(tensors: &Tensors, settings: Settings) -> Reference {
         let shape = tensors.inputs().unwrap().shape().unwrap();
@@ -218,6 +263,54 @@ mod tests {
         assert!(!reference.errors(&shape, &answer.out, &answer.lse).within(&reference.bound));
         answer.out[319] = f32::NAN;
         assert!(!reference.errors(&shape, &answer.out, &answer.lse).within(&reference.bound));
+    }
+
+    /// Of every instruction set; native ones beyond the bound of exact ones, which would otherwise do.
+    #[test]
+    fn errors_of_16_bits_are_within_their_bounds() {
+        let shape = Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 50, kv_len: 300, head_dim: 40, value_dim: 24 };
+        for (dtype, precision) in [
+            (Dtype::Bf16, Precision::Exact),
+            (Dtype::Bf16, Precision::Native),
+            (Dtype::F16, Precision::Exact),
+            (Dtype::F16, Precision::Native),
+            (Dtype::F32, Precision::Native),
+        ] {
+            let tensors = elements::load(&Source::Random(shape), Some(dtype)).unwrap();
+            let causality = Causality::Causal;
+            let alignment = Some(sdpa::Alignment::BottomRight);
+            let settings = Settings { precision, causality, alignment, ..Settings::default() };
+            let (reference, elements) = (reference(&tensors, settings), Elements::of(&tensors).unwrap());
+            let mut runner = Runner::new(&tensors, &elements, settings, &reference.rows).unwrap();
+            for method in Isa::available().map(Method::Fused) {
+                runner.clear();
+                runner.run(Path { method, threads: 1 }, None).unwrap();
+                let errors = reference.errors(&shape, &runner.out, &runner.lse);
+                let rounds = reference.rounds_weights(method);
+                assert!(errors.within(reference.bound_of(method)), "{dtype}, {precision}, {method:?}: {errors:?}");
+                assert_eq!(errors.within(&reference.bound), !rounds, "{dtype}, {precision}, {method:?}: {errors:?}");
+                assert!(!rounds || (dtype, precision) == (Dtype::Bf16, Precision::Native));
+            }
+            assert!(!reference.rounds_weights(Method::Naive) && !reference.rounds_weights(Method::Unfused));
+        }
+    }
+
+    /// What a path that rounds weights may be off by grows with the distance of values from their mean, not with values.
+    #[test]
+    fn the_spread_of_values_is_that_around_the_output() {
+        let shape = Shape { batch: 1, heads: 1, kv_heads: 1, q_len: 2, kv_len: 3, head_dim: 2, value_dim: 2 };
+        let mut tensors = elements::load(&Source::Random(shape), Some(Dtype::Bf16)).unwrap();
+        tensors.q.data.fill(0.0);
+        tensors.v.data = vec![100.0, 1.0, 100.0, 4.0, 100.0, 1.0];
+        let settings = Settings { precision: Precision::Native, ..Settings::default() };
+        let Reference { bound, native, .. } = reference(&tensors, settings);
+        // Mean 2, distances 1, 2, 1.
+        assert!((native.out - bound.out - ROUNDED_WEIGHT * 4.0 / 3.0).abs() < 1e-12, "{native:?}, {bound:?}");
+        assert_eq!(native.lse, bound.lse + ROUNDED_WEIGHT);
+        tensors.v.data = vec![f32::NAN, 1.0, 100.0, 4.0, 100.0, 1.0];
+        tensors.mask = Some(Tensor { shape: [1, 1, 1, 3], data: vec![0, 1, 1] });
+        let Reference { bound, native, .. } = reference(&tensors, settings);
+        assert!((native.out - bound.out - ROUNDED_WEIGHT * 1.5).abs() < 1e-12, "{native:?}, {bound:?}");
     }
 
     /// However large the numbers are that no row sees, the bound stays what it is.

@@ -1,6 +1,6 @@
 //! What is computed, as the command line says it.
 
-use sdpa::{Alignment, Attention, Causality, Window};
+use sdpa::{Alignment, Attention, Causality, Precision, Window};
 use std::fmt;
 
 /// The options of an attention call. Kept beside [`Attention`], because rows are checked a few at a time too, and those
@@ -12,6 +12,8 @@ pub(crate) struct Settings {
     pub(crate) causality: Causality,
     pub(crate) window: Option<Sides>,
     pub(crate) alignment: Option<Alignment>,
+    /// Of fused paths alone: the others and the oracle compute exactly.
+    pub(crate) precision: Precision,
 }
 
 /// Keys that a window holds before a row's position and after it.
@@ -35,7 +37,7 @@ impl Settings {
     }
 
     fn aligned(&self, alignment: Option<Alignment>) -> Attention {
-        let mut attention = Attention::new();
+        let mut attention = Attention::new().precision(self.precision);
         if let Some(scale) = self.scale {
             attention = attention.scale(scale);
         }
@@ -55,7 +57,7 @@ impl Settings {
     }
 }
 
-/// In a few words, the scale aside.
+/// In a few words, scale and precision aside.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.causality {
@@ -86,12 +88,14 @@ mod tests {
     #[test]
     fn settings_in_words() {
         assert_eq!(Settings::default().to_string(), "not causal");
+        assert_eq!(Settings::default().attention(), Attention::new());
         let settings = Settings {
             scale: Some(2.0),
             softcap: Some(30.0),
             causality: Causality::Causal,
             window: Some(Sides { left: Some(17), right: None }),
             alignment: Some(Alignment::Offset(-3)),
+            precision: Precision::Exact,
         };
         let words = "causal, window of 17 keys before and all after, first row at position -3, softcap 30";
         assert_eq!(settings.to_string(), words);

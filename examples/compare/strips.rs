@@ -4,6 +4,7 @@
 //! more than some seconds, it answers for a fixed random sample of them.
 
 use crate::data::Tensors;
+use crate::elements::Numbers;
 use crate::failure::Result;
 use crate::settings::Settings;
 use indicatif::ProgressBar;
@@ -100,6 +101,11 @@ impl<'a> Cut<'a> {
         Self { tensors, settings, shape }
     }
 
+    /// What fused paths read of the call, and how precisely they compute it.
+    pub(crate) fn numbers(&self) -> Numbers {
+        Numbers::of_call(&self.settings, self.tensors)
+    }
+
     /// The strip as a call of its own: its rows stand where they stood, and see the keys they saw.
     pub(crate) fn call(&self, strip: &Strip) -> Result<(Attention, Inputs<'a>)> {
         let Strip { batch, head, first, len } = *strip;
@@ -136,7 +142,7 @@ mod tests {
     use crate::args::Source;
     use crate::data::{Tensor, load};
     use crate::settings::Sides;
-    use sdpa::{Alignment, Causality};
+    use sdpa::{Alignment, Causality, Precision};
 
     const SHAPE: Shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 35, kv_len: 21, head_dim: 8, value_dim: 3 };
 
@@ -225,6 +231,7 @@ mod tests {
                     causality: if i == 3 { Causality::Full } else { Causality::Causal },
                     window: windows[i % 3],
                     alignment: Some(alignment),
+                    precision: Precision::Exact,
                 };
                 let cut = Cut::new(&tensors, settings, SHAPE);
                 let whole = naive::oracle(&settings.attention(), &tensors.inputs().unwrap()).unwrap();

@@ -10,13 +10,13 @@ mod picture;
 pub(crate) use options::{LONGEST, OF_ONE_CALL, Sweep, WIDEST, sizes};
 
 use crate::args::{Args, Source};
+use crate::complain;
+use crate::elements::{self, Elements, Numbers};
 use crate::failure::{Refused, Result};
 use crate::folder::try_writing;
 use crate::paths::{self, Method, Pass, Path, Runner};
-use crate::settings::Settings;
 use crate::strips::{Cut, Rows, Strip};
 use crate::timing::{self, Peaks, Timed};
-use crate::{complain, data};
 use indicatif::ProgressBar;
 use sdpa::Shape;
 use std::fmt::Write as _;
@@ -54,6 +54,7 @@ struct Sample {
     flops: f64,
     /// Rows it was timed on, if not on all.
     estimated_from: Option<usize>,
+    numbers: Numbers,
 }
 
 /// Measures, draws, writes and says where.
@@ -97,9 +98,10 @@ impl Line<'_> {
         for &length in lengths {
             progress.set_message(format!("{length} keys, heads of {}, {} thread(s)", self.dim, self.threads));
             let shape = self.shape(length);
-            let tensors = data::load(&Source::Random(shape))?;
+            let tensors = elements::load(&Source::Random(shape), self.args.dtype)?;
+            let elements = Elements::of(&tensors)?;
             let rows = naive_rows(&shape);
-            let cut = Cut::new(&tensors, Settings::default(), shape);
+            let cut = Cut::new(&tensors, self.args.settings, shape);
             let mut paths = paths::paths(self.args, &cut, Pass::Forward)?;
             if let Some(why) = paths.left_out.as_ref().filter(|_| !complained) {
                 progress.suspend(|| complain(&format_args!("heads of {}, {length} keys and more: {why}", self.dim)));
@@ -111,7 +113,7 @@ impl Line<'_> {
                 // The naive path's runs are on a sample of rows that takes no longer.
                 path.method == Method::Naive || rate.is_none_or(|(_, rate)| work(&shape) / rate <= LONGEST_RUN)
             });
-            let mut runner = Runner::new(&tensors, Settings::default(), &rows)?;
+            let mut runner = Runner::new(&tensors, &elements, self.args.settings, &rows)?;
             for timed in self.time(&mut runner, &paths.all)? {
                 let sampled = timed.path.method == Method::Naive && !rows.are_all();
                 let seconds = timed.median().as_secs_f64() * if sampled { rows.scale() } else { 1.0 };
@@ -119,7 +121,16 @@ impl Line<'_> {
                 rates.push((timed.path.method, flops));
                 let estimated_from = sampled.then_some(rows.checked);
                 let (path, threads, runs) = (timed.path, self.threads, timed.runs());
-                samples.push(Sample { shape, path, threads, runs, seconds, flops, estimated_from });
+                samples.push(Sample {
+                    shape,
+                    path,
+                    threads,
+                    runs,
+                    seconds,
+                    flops,
+                    estimated_from,
+                    numbers: cut.numbers(),
+                });
             }
             progress.inc(1);
         }
@@ -183,16 +194,19 @@ fn cores(threads: usize) -> usize {
 
 /// A line for every sample.
 fn csv(samples: &[Sample], peaks: &Peaks) -> String {
-    let mut text =
-        "head_dim,length,heads,path,isa,threads,median_ms,gflops,share_of_peak,runs,estimated_from_rows\n".to_owned();
+    let mut text = "head_dim,length,heads,path,isa,threads,median_ms,gflops,share_of_peak,runs,estimated_from_rows,\
+                    dtype,precision\n"
+        .to_owned();
     for sample in samples {
         let (Shape { head_dim, q_len, heads, .. }, Path { method, threads }) = (sample.shape, sample.path);
         let isa = method.isa().map_or(String::new(), |isa| isa.to_string());
         let (ms, gflops, share) = (sample.seconds * 1e3, sample.flops / 1e9, share(sample, peaks));
         let rows = sample.estimated_from.map_or(String::new(), |rows| rows.to_string());
+        let (dtype, precision) = sample.numbers.of(method);
+        let precision = precision.map_or(String::new(), |precision| precision.to_string());
         let _ = writeln!(
             text,
-            "{head_dim},{q_len},{heads},{},{isa},{threads},{ms:.6},{gflops:.3},{share:.4},{},{rows}",
+            "{head_dim},{q_len},{heads},{},{isa},{threads},{ms:.6},{gflops:.3},{share:.4},{},{rows},{dtype},{precision}",
             method.name(),
             sample.runs
         );

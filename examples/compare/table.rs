@@ -1,8 +1,9 @@
 //! What is printed: a table for people, a line of JSON for each path for programs.
 
 use crate::paths::{Method, Path};
-use crate::reference::{Bound, Errors, Reference};
+use crate::reference::{Errors, ROUNDED_WEIGHT, Reference};
 use crate::timing::Peaks;
+use sdpa::Isa;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -25,6 +26,12 @@ pub(crate) struct Row {
     pub(crate) errors: Errors,
 }
 
+impl Row {
+    fn is_within(&self, reference: &Reference) -> bool {
+        self.errors.within(reference.bound_of(self.path.method))
+    }
+}
+
 const HEADINGS: [&str; 9] =
     ["path", "isa", "threads", "median", "GFLOP/s", "of peak", "× naive", "max abs error", "max rel error"];
 /// Columns of words stand to the left, those of numbers to the right.
@@ -34,9 +41,8 @@ pub(crate) const BEYOND: &str = "! ";
 
 /// The table and what there is to say about it.
 pub(crate) fn table(rows: &[Row], reference: &Reference, peaks: &Peaks) -> String {
-    let cells: Vec<_> = std::iter::once(HEADINGS.map(str::to_owned))
-        .chain(rows.iter().map(|row| cells(row, &reference.bound)))
-        .collect();
+    let cells: Vec<_> =
+        std::iter::once(HEADINGS.map(str::to_owned)).chain(rows.iter().map(|row| cells(row, reference))).collect();
     let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for row in &cells {
@@ -61,13 +67,16 @@ pub(crate) fn table(rows: &[Row], reference: &Reference, peaks: &Peaks) -> Strin
         peaks.join(", ")
     );
     let _ = writeln!(text, "{}", bound(reference));
-    if rows.iter().any(|row| !row.errors.within(&reference.bound)) {
+    if rows.iter().any(|row| reference.rounds_weights(row.path.method)) {
+        let _ = writeln!(text, "{}", native_bound(reference));
+    }
+    if rows.iter().any(|row| !row.is_within(reference)) {
         let _ = writeln!(text, "{BEYOND}beyond the bound of the output or its log-sum-exp.");
     }
     text
 }
 
-fn cells(row: &Row, bound: &Bound) -> [String; 9] {
+fn cells(row: &Row, reference: &Reference) -> [String; 9] {
     let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
     let estimated = if row.estimated_from.is_some() { "~ " } else { "" };
     [
@@ -78,7 +87,7 @@ fn cells(row: &Row, bound: &Bound) -> [String; 9] {
         or_dash(row.flops.map(|flops| rate(flops / 1e9))),
         or_dash(row.share.map(|share| format!("{:.1} %", 100.0 * share))),
         or_dash(row.speed_up.map(|times| format!("{times:.1}"))),
-        format!("{}{:.2e}", if row.errors.within(bound) { "" } else { BEYOND }, row.errors.out),
+        format!("{}{:.2e}", if row.is_within(reference) { "" } else { BEYOND }, row.errors.out),
         format!("{:.2e}", row.errors.relative),
     ]
 }
@@ -119,11 +128,25 @@ fn bound(reference: &Reference) -> String {
     )
 }
 
+/// The bound where weights are rounded, and the peak there.
+fn native_bound(reference: &Reference) -> String {
+    let sets: Vec<_> = Isa::available().filter(|isa| isa.has_native_bf16()).map(Isa::name).collect();
+    format!(
+        "Native products ({}) round weights w. Bound: {:.2e}, the one above and {ROUNDED_WEIGHT} of the largest Σ w·|v − o| of an \
+         output o.\nTheir share may exceed 100 %: the peak is that of f32.",
+        sets.join(", "),
+        reference.native.out
+    )
+}
+
 /// One object for a path. Every key is always there; null where it does not apply.
 pub(crate) fn json(row: &Row, reference: &Reference) -> String {
-    let pairs: [(&str, Value); 14] = [
+    let (dtype, precision) = reference.numbers.of(row.path.method);
+    let pairs: [(&str, Value); 16] = [
         ("path", json!(row.path.method.name())),
         ("isa", json!(row.path.method.isa().map(|isa| isa.name()))),
+        ("dtype", json!(dtype.to_string())),
+        ("precision", json!(precision.map(|precision| precision.to_string()))),
         ("threads", json!(row.path.threads)),
         ("median_ms", json!(row.seconds * 1e3)),
         ("gflops", json!(row.flops.map(|flops| flops / 1e9))),
@@ -131,7 +154,7 @@ pub(crate) fn json(row: &Row, reference: &Reference) -> String {
         ("max_abs_error", json!(row.errors.out)),
         ("max_rel_error", json!(row.errors.relative)),
         ("naive_max_abs_error", json!(reference.naive.out)),
-        ("within_bounds", json!(row.errors.within(&reference.bound))),
+        ("within_bounds", json!(row.is_within(reference))),
         ("runs", json!(row.runs)),
         ("rows", json!(reference.rows.all)),
         ("rows_checked", json!(reference.rows.checked)),
@@ -143,15 +166,15 @@ pub(crate) fn json(row: &Row, reference: &Reference) -> String {
 
 /// Returns true if an error of a fused path exceeds its bound. The others are there to be compared with.
 pub(crate) fn fused_exceeds(rows: &[Row], reference: &Reference) -> bool {
-    rows.iter().any(|row| matches!(row.path.method, Method::Fused(_)) && !row.errors.within(&reference.bound))
+    rows.iter().any(|row| matches!(row.path.method, Method::Fused(_)) && !row.is_within(reference))
 }
 
 /// One line for each path with an error beyond its bound.
 pub(crate) fn excesses(rows: &[Row], reference: &Reference) -> Vec<String> {
-    let bound = &reference.bound;
-    let excess = |row: &&Row| !row.errors.within(bound);
+    let excess = |row: &&Row| !row.is_within(reference);
     let line = |row: &Row| {
         let Path { method, threads } = row.path;
+        let bound = reference.bound_of(method);
         let isa = method.isa().map_or(String::new(), |isa| format!(" {isa}"));
         let (what, error, bound) = match row.errors.out <= bound.out {
             true => ("lse", row.errors.lse, bound.lse),
@@ -173,7 +196,7 @@ mod tests {
     use crate::settings::Settings;
     use crate::strips::{Cut, Rows};
     use indicatif::ProgressBar;
-    use sdpa::{Isa, Shape};
+    use sdpa::Shape;
 
     fn reference() -> Reference {
         let shape = Shape { batch: 1, heads: 1, kv_heads: 1, q_len: 3, kv_len: 4, head_dim: 2, value_dim: 2 };
@@ -201,7 +224,7 @@ mod tests {
         let reference = reference();
         for method in Isa::available().map(Method::Fused).chain([Method::Naive, Method::Unfused]) {
             let value: Value = serde_json::from_str(&json(&row(method, 0.0), &reference)).unwrap();
-            for key in ["path", "isa", "threads", "median_ms", "gflops", "share_of_peak"] {
+            for key in ["path", "isa", "dtype", "precision", "threads", "median_ms", "gflops", "share_of_peak"] {
                 assert!(value.get(key).is_some(), "{key}");
             }
             for key in ["max_abs_error", "max_rel_error", "naive_max_abs_error"] {
@@ -209,6 +232,7 @@ mod tests {
             }
             assert_eq!((&value["median_ms"], &value["gflops"]), (&json!(12.5), &json!(5.0)));
             assert_eq!(value["isa"], json!(method.isa().map(Isa::name)));
+            assert_eq!((&value["dtype"], &value["precision"]), (&json!("f32"), &json!(method.isa().map(|_| "exact"))));
             assert!(value["share_of_peak"].is_null());
         }
     }

@@ -51,6 +51,10 @@ fn bad_flags() {
         ("--softcap -2", "softcap: -2, but must be positive and finite"),
         ("--softcap inf", "softcap: inf, but must be positive and finite"),
         ("--scale nan", "scale: NaN, but must be finite"),
+        ("--dtype f64", "--dtype: f64, but must be f32, bf16 or f16"),
+        ("--precision best", "--precision: best, but must be exact or native"),
+        ("--only naive --precision native", "--precision: is about the fused path, but --only is naive"),
+        ("--backward --precision native", "--precision: is about the forward pass, but got --backward too"),
         ("--weights", "--weights: needs --output, where they are written, but there is none"),
         ("--scores raw", "--scores: needs --output, where they are written, but there is none"),
         ("--explain --json", "--explain: goes with the table, but got --json too"),
@@ -149,6 +153,9 @@ fn bad_files() {
     }
     let file = write(&folder, &QKV[..2], 0);
     assert_eq!(refusal("FILE", &file), format!("{}: no tensor v; there are 2: k, q", file.display()));
+    // 0x7f7f7f7f: large, but finite.
+    let file = write(&folder, &QKV, 0x7f);
+    assert_eq!(refusal("FILE --dtype f16", &file), "--dtype: q has 3.3961514e38, which f16 cannot hold");
     let nowhere = format!("FILE --output {}", folder.file("none/out").display());
     let (out, none) = (folder.file("none/out"), folder.file("none"));
     let expected = format!("--output: {}: there is no folder {}", out.display(), none.display());

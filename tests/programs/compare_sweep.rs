@@ -43,6 +43,25 @@ fn a_tiny_sweep_writes_its_files() {
     }
 }
 
+/// What fused paths read, and how precisely they compute, stands in the picture and in the last columns.
+#[test]
+fn sweeps_of_16_bits_say_so() {
+    let folder = TemporaryFolder::new("sweep-types");
+    let into = folder.file("new");
+    let flags = ["--dtype", "bf16", "--precision", "native"].map(OsStr::new);
+    let ran = run(TINY.map(OsStr::new).into_iter().chain(flags).chain([into.as_os_str()]));
+    assert_eq!((ran.status.code(), ran.stderr), (Some(0), Vec::new()));
+    let read = |name: &str| std::fs::read_to_string(into.join(name)).expect("the program has written it");
+    assert!(read("sweep.svg").contains("fused paths in bf16, precision native"));
+    let csv = read("sweep.csv");
+    let mut lines = csv.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    assert!(lines.next().expect("a heading").ends_with(&["dtype", "precision"]));
+    for line in lines {
+        let numbers: &[&str] = if line[3] == "fused" { &["bf16", "native"] } else { &["f32", ""] };
+        assert!(line.ends_with(numbers), "{line:?}");
+    }
+}
+
 #[test]
 fn a_folder_that_cannot_be_is_refused() {
     let folder = TemporaryFolder::new("sweep-refused");

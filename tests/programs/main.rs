@@ -15,5 +15,6 @@ mod compare_backward;
 mod compare_options;
 mod compare_refusals;
 mod compare_sweep;
+mod compare_types;
 mod drawing;
 mod small_examples;

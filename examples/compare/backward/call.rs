@@ -2,6 +2,7 @@
 
 use super::nothing;
 use crate::data::{Tensor, Tensors};
+use crate::elements::Elements;
 use crate::failure::Result;
 use crate::output::Named;
 use crate::paths::{Method, Path};
@@ -45,7 +46,9 @@ impl Gradient {
 #[derive(Debug)]
 pub(super) struct Call<'a> {
     attention: Attention,
+    /// In f32, and as fused paths read them.
     inputs: Inputs<'a>,
+    fused: Inputs<'a>,
     /// Elements of q, k, v and d_out.
     tensors: [&'a [f32]; 4],
     d_out: View<'a>,
@@ -59,7 +62,7 @@ pub(super) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn new(tensors: &'a Tensors, settings: Settings, shape: Shape) -> Result<Self> {
+    pub(super) fn new(tensors: &'a Tensors, elements: &'a Elements, settings: Settings, shape: Shape) -> Result<Self> {
         let Shape { batch, heads, q_len, value_dim, .. } = shape;
         let rows = batch * heads * q_len;
         if rows == 0 {
@@ -75,12 +78,13 @@ impl<'a> Call<'a> {
             sinks: tensors.sinks.clone().unwrap_or_default(),
             slopes: tensors.alibi_slopes.clone().unwrap_or_default(),
         };
-        let elements = tensors.d_out.as_ref().expect("read or made up");
-        let d_out = elements.view()?;
+        let given = tensors.d_out.as_ref().expect("read or made up");
+        let d_out = given.view()?;
         let call = Self {
             attention: settings.attention(),
             inputs: tensors.inputs()?,
-            tensors: [&tensors.q, &tensors.k, &tensors.v, elements].map(|tensor| tensor.data.as_slice()),
+            fused: elements.inputs(tensors)?,
+            tensors: [&tensors.q, &tensors.k, &tensors.v, given].map(|tensor| tensor.data.as_slice()),
             d_out,
             d_lse: tensors.d_lse.as_ref().map(Tensor::view).transpose()?,
             shape,
@@ -94,7 +98,7 @@ impl<'a> Call<'a> {
         let saved =
             Saved::new(View::bhld(&call.out, call.out_shape())?, View::bhld(&call.lse, call.lse_shape())?, d_out);
         let saved = call.d_lse.map_or(saved, |d_lse| saved.d_lse(d_lse));
-        call.attention.backward(call.inputs, saved, Gradients::new())?;
+        call.attention.backward(call.fused, saved, Gradients::new())?;
         Ok(call)
     }
 
@@ -114,7 +118,7 @@ impl<'a> Call<'a> {
     /// Operations of the forward pass for the pairs that range rules and lengths leave visible.
     pub(super) fn useful_flops(&mut self) -> Result<f64> {
         let shape = self.out_shape();
-        let problem = self.attention.problem(self.inputs, Outputs::new(ViewMut::bhld(&mut self.out, shape)?))?;
+        let problem = self.attention.problem(self.fused, Outputs::new(ViewMut::bhld(&mut self.out, shape)?))?;
         Ok(Plan::new(&problem, Exec::serial()).explain(&problem, None).useful_flops)
     }
 
@@ -172,7 +176,7 @@ impl<'a> Call<'a> {
         if path.method == Method::Unfused {
             return Ok(sdpa_unfused::attention(&self.attention, self.inputs, outputs, path.exec())?);
         }
-        let problem = self.attention.problem(self.inputs, outputs)?;
+        let problem = self.attention.problem(self.fused, outputs)?;
         let plan = Plan::new(&problem, path.exec());
         problem.run(&plan, &mut self.workspace);
         Ok(())
@@ -198,7 +202,7 @@ impl<'a> Call<'a> {
         if path.method == Method::Unfused {
             return Ok(sdpa_unfused::attention_backward(&self.attention, self.inputs, saved, gradients, path.exec())?);
         }
-        let problem = self.attention.backward(self.inputs, saved, gradients)?;
+        let problem = self.attention.backward(self.fused, saved, gradients)?;
         let plan = BackwardPlan::new(&problem, path.exec());
         Ok(problem.run(&plan, &mut self.workspace)?)
     }

@@ -7,6 +7,7 @@ use crate::reference;
 use crate::table::BEYOND;
 use crate::timing::Peaks;
 use indicatif::ProgressBar;
+use sdpa::Dtype;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -80,6 +81,8 @@ fn error(got: &[f64], exact: &[f64]) -> f64 {
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) path: Path,
+    /// What it reads.
+    pub(super) dtype: Dtype,
     /// Median times of forward and backward together, and of backward alone.
     pub(super) seconds: [f64; 2],
     pub(super) runs: usize,
@@ -149,9 +152,10 @@ pub(super) fn json(row: &Row, bounds: Option<&Bounds>) -> String {
         let pairs = bounds.there().into_iter().map(|(i, name)| (name.to_owned(), json!(errors[i])));
         Value::Object(pairs.collect())
     });
-    let pairs: [(&str, Value); 10] = [
+    let pairs: [(&str, Value); 11] = [
         ("path", json!(row.path.method.name())),
         ("isa", json!(row.path.method.isa().map(|isa| isa.name()))),
+        ("dtype", json!(row.dtype.to_string())),
         ("threads", json!(row.path.threads)),
         ("median_ms", json!(row.seconds[0] * 1e3)),
         ("backward_ms", json!(row.seconds[1] * 1e3)),
@@ -193,6 +197,7 @@ mod tests {
     use super::*;
     use crate::args::Source;
     use crate::data;
+    use crate::elements::Elements;
     use crate::settings::Settings;
     use sdpa::{Isa, Shape};
 
@@ -203,12 +208,13 @@ mod tests {
         let mut tensors = data::load(&Source::Random(SHAPE)).unwrap();
         tensors.d_out = Some(data::made_up_gradient([1, 2, 3, 2]).unwrap());
         let progress = ProgressBar::hidden();
-        let call = Call::new(&tensors, Settings::default(), SHAPE).unwrap();
+        let call = Call::new(&tensors, &Elements::F32, Settings::default(), SHAPE).unwrap();
         work(&Bounds::compute(&call, &progress).unwrap(), &progress);
     }
 
     fn row(method: Method, errors: [f64; 6]) -> Row {
-        Row { path: Path { method, threads: 2 }, seconds: [0.01, 0.005], runs: 3, share: 0.5, errors: Some(errors) }
+        let path = Path { method, threads: 2 };
+        Row { path, dtype: Dtype::F32, seconds: [0.01, 0.005], runs: 3, share: 0.5, errors: Some(errors) }
     }
 
     #[test]

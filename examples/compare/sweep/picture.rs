@@ -50,7 +50,11 @@ pub(super) fn page(samples: &[Sample], peaks: &Peaks, sweep: &Sweep) -> Picture 
     let note = "As many keys as rows, nothing masked; 12 heads, fewer where sequences are long. Medians, measured alternately; \
                 a line ends where\none run would take more than some seconds. naive is on one thread. Dashed: what the \
                 cores do in products and sums alone.";
-    panels("Attention: GFLOP/s against length", note, per_row, &plots, legend)
+    let numbers = samples.iter().find_map(|sample| sample.numbers.in_words());
+    let title = numbers
+        .into_iter()
+        .fold("Attention: GFLOP/s against length".to_owned(), |title, numbers| title + ", " + &numbers);
+    panels(&title, note, per_row, &plots, legend)
 }
 
 fn name(method: Method) -> String {
