@@ -12,6 +12,8 @@ class Case:
         self.q, self.k, self.v = tensors
         self.group = self.heads // self.kv_heads
         self.decode = self.q_len == 1
+        # Values are the first columns of keys; `v` is a copy of them.
+        self.latent = self.values == "in_keys"
 
 
 def bf16_bits(tensor):

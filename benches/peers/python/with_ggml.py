@@ -33,6 +33,7 @@ FUNCTIONS = [
     ("base", "ggml_blck_size", c_int64, [c_int]),
     ("base", "ggml_row_size", c_size_t, [c_int, c_int64]),
     ("base", "ggml_new_tensor_4d", c_void_p, [c_void_p, c_int, c_int64, c_int64, c_int64, c_int64]),
+    ("base", "ggml_view_4d", c_void_p, [c_void_p] * 2 + [c_int64] * 4 + [c_size_t] * 4),
     ("base", "ggml_flash_attn_ext", c_void_p, [c_void_p] * 5 + [c_float] * 3),
     ("base", "ggml_new_graph", c_void_p, [c_void_p]),
     ("base", "ggml_build_forward_expand", None, [c_void_p, c_void_p]),
@@ -82,8 +83,8 @@ class Peer:
             raise Unsupported(f"{name} takes rows of a multiple of {block}")
         self.release()
         self.context = self.ggml["init"](InitParams(OVERHEAD, None, True))
-        shapes = [x.shape for x in (case.q, case.k, case.v)]
-        q, k, v = [self.tensor(*x) for x in zip((F32, kept, kept), shapes)]
+        q, k = self.tensor(F32, case.q.shape), self.tensor(kept, case.k.shape)
+        v = self.first_columns(k, kept) if case.latent else self.tensor(kept, case.v.shape)
         mask = self.tensor(F16, (1, 1, case.q_len, case.kv_len)) if case.causal else None
         scale = case.head_dim**-0.5
         self.answer = self.ggml["flash_attn_ext"](self.context, q, k, v, mask, scale, 0.0, case.softcap or 0.0)
@@ -92,18 +93,28 @@ class Peer:
         graph = self.ggml["new_graph"](self.context)
         self.ggml["build_forward_expand"](graph, self.answer)
         self.buffer = self.ggml["backend_alloc_ctx_tensors"](self.context, self.backend)
-        for tensor, type_, data in (q, F32, case.q), (k, kept, case.k), (v, kept, case.v):
-            self.fill(tensor, type_, data)
+        self.fill(q, F32, case.q)
+        self.fill(k, kept, case.k)
+        if not case.latent:
+            self.fill(v, kept, case.v)
         if mask:
             self.fill(mask, F16, visible(case))
         self.ggml["backend_cpu_set_n_threads"](self.backend, case.threads)
         self.plan = self.ggml["backend_graph_plan_create"](self.backend, graph)
-        mask = ", with a mask" if mask else ""
-        return f"ggml_flash_attn_ext, queries in f32, keys and values in {name}{mask}"
+        notes = (", with a mask" if mask else "") + (", values a view of the keys" if case.latent else "")
+        return f"ggml_flash_attn_ext, queries in f32, keys and values in {name}{notes}"
 
     def tensor(self, type_, shape):
         """A new one; ggml counts dimensions from the innermost."""
         return self.ggml["new_tensor_4d"](self.context, type_, *reversed(shape))
+
+    def first_columns(self, k, type_):
+        """The values in the keys, as llama.cpp takes them from its cache of latent attention."""
+        case = self.case
+        shape = case.value_dim, case.kv_len, case.kv_heads, case.batch
+        row = self.ggml["row_size"](type_, case.head_dim)
+        head = row * case.kv_len
+        return self.ggml["view_4d"](self.context, k, *shape, row, head, head * case.kv_heads, 0)
 
     def fill(self, tensor, type_, data):
         """Converts f32 to the tensor's type, as llama.cpp does when it stores weights."""

@@ -4,7 +4,8 @@ use crate::elements::Elements;
 use crate::failure::Result;
 use crate::neighbour::Neighbour;
 use crate::peer::Entry;
-use crate::support::{self, LENGTHS, WORKLOADS, Workload};
+use crate::support::{self, LENGTHS, Workload};
+use crate::workloads;
 use std::path::PathBuf;
 
 pub(crate) const HELP: &str = "\
@@ -15,7 +16,8 @@ Usage: peers [OPTIONS]             attention, on named workloads
        peers backward [OPTIONS]    attention and its gradients: forward and backward together
        peers embed [OPTIONS]       all-MiniLM-L6-v2: texts to embeddings
 
-  --workload NAME,…  attention: those whose names contain one of these (default: all but odd)
+  --workload NAME,…  attention: those whose names contain one of these (default: all but odd); mla-4k is a step
+                     of multi-head latent attention
   --peer NAME,…      these only, and sdpa (default: all there are)
   --threads N,…      on so many threads (default: on one, and on all)
   --seconds S        time to spend on each peer and workload (default: 1)
@@ -26,7 +28,8 @@ Usage: peers [OPTIONS]             attention, on named workloads
   --json FILE        write everything to a file too
   --record FILE      write each task to a file as soon as it is measured; a run with a file that is there goes on
                      where that one ended
-  --elements NAME,…  attention: elements of tensors, f32 or bf16, or of keys and values, f16 or int8;
+  --elements NAME,…  attention: elements of tensors, f32 or bf16, or of keys and values, f16 or int8
+                     (prompts and steps over int8 caches, beside ours in f32);
                      backward: of tensors and gradients, f32 or bf16 (default: f32)
   --pictures DIR     sweep: folder of the picture (default: target/pictures)
   --python FILE      the interpreter that has the Python peers but zentorch (default: what python/setup.py installs)
@@ -92,23 +95,24 @@ impl Part {
 pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> {
     let mut words = words.into_iter().peekable();
     let first = words.next_if(|word| !word.starts_with('-'));
-    let (command, workloads): (fn(Args) -> Command, _) = match first.as_deref() {
+    let named = || workloads::named().collect();
+    let (command, workloads): (fn(Args) -> Command, Vec<_>) = match first.as_deref() {
         Some(word) if let Some(of) = PARTS.into_iter().find(|part| part.word() == word) => {
             let name = words.next().ok_or("which worker?")?;
             return Ok(Command::Worker { of, name });
         }
-        Some("embed") => (Command::Embed, WORKLOADS),
-        Some("backward") => (Command::Backward, WORKLOADS),
-        Some("sweep") => (Command::Sweep, LENGTHS),
+        Some("embed") => (Command::Embed, named()),
+        Some("backward") => (Command::Backward, named()),
+        Some("sweep") => (Command::Sweep, LENGTHS.to_vec()),
         Some(unknown) => return Err(format!("{unknown}: unknown; --help lists what there is").into()),
-        None => (Command::Attention, WORKLOADS),
+        None => (Command::Attention, named()),
     };
     let usual = |workload: &Workload| match first.as_deref() {
         Some("backward") => TRAINED.contains(&workload.name),
         _ => workload.name != "odd",
     };
     let mut args = Args {
-        workloads: workloads.iter().copied().filter(usual).collect(),
+        workloads: workloads.into_iter().filter(usual).collect(),
         peers: None,
         threads: support::thread_counts(),
         seconds: 1.0,
@@ -175,10 +179,10 @@ impl Args {
         let parts: Vec<&str> = value.split(',').collect();
         match flag {
             "--workload" => {
-                let named = |workload: &&Workload| parts.iter().any(|part| workload.name.contains(part));
-                self.workloads = WORKLOADS.iter().chain(LENGTHS).filter(named).copied().collect();
+                let meant = |workload: &Workload| parts.iter().any(|part| workload.name.contains(part));
+                self.workloads = workloads::all().filter(meant).collect();
                 if self.workloads.is_empty() {
-                    let all: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).collect();
+                    let all: Vec<_> = workloads::named().map(|workload| workload.name).collect();
                     return Err(format!("none is called {value}, only {}", all.join(", ")).into());
                 }
             }
@@ -242,6 +246,8 @@ mod tests {
         let args = attention("--workload bert,decode --threads 1,2 --seconds 0.5 --peer unfused").unwrap();
         let names: Vec<_> = args.workloads.iter().map(|workload| workload.name).collect();
         assert_eq!(names, ["bert-512", "bert-b8-128", "decode-4k", "decode-16k"]);
+        let latent = attention("--workload mla").unwrap().workloads;
+        assert_eq!(latent.iter().map(|workload| workload.name).collect::<Vec<_>>(), ["mla-4k"]);
         assert_eq!((args.threads.as_slice(), args.seconds), ([1, 2].as_slice(), 0.5));
         let peers: Vec<_> = args.choose(PEERS).unwrap().iter().map(|entry| entry.name).collect();
         assert_eq!(peers, ["sdpa", "unfused"]);

@@ -9,9 +9,9 @@ use crate::peers::PEERS;
 use crate::reference::Reference;
 use crate::rounded::Rounded;
 use crate::session::{Session, Task, Workers};
-use crate::support::Workload;
+use crate::support::{self, Workload};
 use crate::table::{Report, Work};
-use sdpa::{Isa, Shape};
+use sdpa::Shape;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -44,11 +44,16 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
     Ok(session.report())
 }
 
-/// One row a head is bound by reading keys and values; everything else by arithmetic.
+/// Most query rows of a key/value head whose step takes the time of reading keys and values: see ../../DESIGN.md.
+const MEMORY_BOUND_ROWS: usize = 16;
+
+/// A step is memory-bound, unless many query heads share a key; everything else is compute-bound.
 fn work(workload: &Workload, elements: Elements) -> Work {
-    let Shape { batch, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = workload.shape;
+    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = workload.shape;
     match q_len {
-        1 => Work::Bytes((batch * kv_heads * kv_len * (head_dim + value_dim) * elements.bytes()) as f64),
+        1 if heads / kv_heads <= MEMORY_BOUND_ROWS => {
+            Work::Bytes((batch * kv_heads * kv_len * (head_dim + value_dim) * elements.bytes()) as f64)
+        }
         _ => Work::Flops(workload.flops() as f64),
     }
 }
@@ -57,7 +62,7 @@ fn work(workload: &Workload, elements: Elements) -> Work {
 pub(crate) fn print(report: &Report, markdown: bool) -> String {
     let table = if markdown { report.markdown(OURS) } else { report.table(OURS) };
     let rate = "Rates: useful operations, or bytes of keys and values, over the median.";
-    let exact = report.rows.iter().any(|row| row.elements == Elements::Bf16) && !Isa::detect().has_native_bf16();
+    let exact = report.rows.iter().any(|row| row.elements == Elements::Bf16) && !support::isa().has_native_bf16();
     let bf16 = if exact {
         "bf16: Precision::Native has no effect on this machine, which has no fast dot products of pairs.\n"
     } else {

@@ -3,7 +3,8 @@
 use crate::elements::Elements;
 use crate::failure::Result;
 use crate::rounded::{Qkv, Rounded};
-use crate::support::{LENGTHS, WORKLOADS, Workload};
+use crate::support::Workload;
+use crate::workloads::{self, Values};
 use sdpa::Shape;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -26,6 +27,8 @@ pub(crate) struct Case {
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
     pub(crate) elements: Elements,
+    /// Place of the values; v has a file in any case.
+    pub(crate) values: Values,
     /// q, k and v: `[batch, heads, rows, dim]`, f32 that `elements` can hold, native byte order, nothing else in the file.
     pub(crate) files: [PathBuf; 3],
 }
@@ -54,6 +57,7 @@ impl Case {
             window: window.map(usize::from),
             softcap,
             elements: tensors.elements,
+            values: Values::of(&tensors.workload),
             files,
         })
     }
@@ -65,7 +69,7 @@ impl Case {
 
     /// The workload by that name.
     pub(crate) fn workload(&self) -> Workload {
-        *WORKLOADS.iter().chain(LENGTHS).find(|workload| workload.name == self.name).expect("named by the same program")
+        workloads::by_name(&self.name).expect("named by the same program")
     }
 
     /// Query heads that share a key/value head.

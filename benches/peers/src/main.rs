@@ -25,6 +25,7 @@ mod sweep;
 mod table;
 mod timing;
 mod worker;
+mod workloads;
 
 use args::{Args, Command, Part};
 use failure::Result;

@@ -83,3 +83,5 @@ pub(crate) const fn python(name: &'static str) -> Entry {
 pub(crate) const OURS: &str = "sdpa";
 /// Ours with the machine's own products of bf16.
 pub(crate) const NATIVE: &str = "sdpa-native";
+/// Ours over the f32 that int8 caches are made from.
+pub(crate) const IN_F32: &str = "sdpa-f32";

@@ -16,12 +16,14 @@ mod tract;
 
 use crate::case::Case;
 use crate::elements::{Elements, Sums};
-use crate::peer::{Entry, Environment, NATIVE, OURS, Peer, python, rust};
+use crate::peer::{Entry, Environment, IN_F32, NATIVE, OURS, Peer, python, rust};
+use ours::Way;
 
 /// Ours first, then everyone that was built in or may be installed.
 pub(crate) const PEERS: &[Entry] = &[
     rust(OURS, "sdpa").takes(&Elements::ALL),
     rust(NATIVE, "sdpa").takes(&[Elements::Bf16]),
+    rust(IN_F32, "sdpa").takes(&[Elements::Int8]),
     rust("unfused", "matrixmultiply"),
     #[cfg(feature = "gemm")]
     rust("gemm", "gemm"),
@@ -48,8 +50,9 @@ pub(crate) const PEERS: &[Entry] = &[
 /// The code behind a name.
 pub(crate) fn rust_peer(name: &str) -> Option<Box<dyn Peer<Case>>> {
     let all: Vec<Box<dyn Peer<Case>>> = vec![
-        Box::new(ours::Fused::exact()),
-        Box::new(ours::Fused::native()),
+        Box::new(ours::Fused::new(Way::Exact)),
+        Box::new(ours::Fused::new(Way::Native)),
+        Box::new(ours::Fused::new(Way::InF32)),
         Box::new(ours::Unfused::default()),
         #[cfg(feature = "gemm")]
         Box::new(by_hand::ByHand::new(by_hand::Gemm)),
@@ -84,14 +87,16 @@ mod tests {
     use crate::peer::Home;
     use crate::reference::Reference;
     use crate::rounded::Rounded;
-    use crate::support::WORKLOADS;
+    use crate::workloads;
 
-    /// On something small, and on something with odd sizes; one after the other, as a worker has it.
+    /// On something small, on something with odd sizes, and on a latent step; one after the other, as a worker has it.
     #[test]
     fn rust_peers_are_right() {
         let folder = Folder::new().unwrap();
-        for (name, elements) in ["tiny-16", "odd"].into_iter().flat_map(|name| Elements::ALL.map(|e| (name, e))) {
-            let workload = *WORKLOADS.iter().find(|workload| workload.name == name).unwrap();
+        let small = ["tiny-16", "odd"].into_iter().flat_map(|name| Elements::ALL.map(|e| (name, e)));
+        let latent = [Elements::Bf16, Elements::Int8].map(|elements| ("mla-4k", elements));
+        for (name, elements) in small.chain(latent) {
+            let workload = workloads::by_name(name).unwrap();
             let tensors = Rounded::new(workload, elements);
             let reference = Reference::compute(&tensors).unwrap();
             let case = Case::write(&tensors, 2, folder.as_ref()).unwrap();

@@ -83,11 +83,11 @@ impl Reference {
 mod tests {
     use super::*;
     use crate::elements::Elements;
-    use crate::support::WORKLOADS;
+    use crate::workloads;
 
     #[test]
     fn the_first_and_the_last_rows_are_chosen() {
-        for workload in WORKLOADS {
+        for workload in workloads::named() {
             let strips = choose(&workload.shape);
             assert_eq!(strips[0].start, 0, "{}", workload.name);
             assert_eq!(strips[strips.len() - 1].end, workload.shape.q_len, "{}", workload.name);
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn errors_are_found() {
-        let tiny = *WORKLOADS.iter().find(|workload| workload.name == "tiny-16").unwrap();
+        let tiny = workloads::by_name("tiny-16").unwrap();
         let reference = Reference::compute(&Rounded::new(tiny, Elements::F32)).unwrap();
         assert_eq!(reference.rows(), [192, 192]);
         let mut out: Vec<f32> = reference.strips.iter().flat_map(|strip| &strip.out).map(|&x| x as f32).collect();

@@ -3,6 +3,7 @@
 use crate::elements::Elements;
 use crate::failure::Result;
 use crate::support::Workload;
+use crate::workloads::Values;
 use sdpa::{Alignment, Attention, Inputs, Shape, View};
 use std::ops::Range;
 
@@ -22,10 +23,19 @@ pub(crate) struct Rounded {
     pub(crate) qkv: Qkv,
 }
 
+/// The first `value_dim` elements of each key.
+fn first_columns(k: &[f32], Shape { head_dim, value_dim, .. }: Shape) -> Vec<f32> {
+    k.chunks_exact(head_dim).flat_map(|key| &key[..value_dim]).copied().collect()
+}
+
 impl Rounded {
     pub(crate) fn new(workload: Workload, elements: Elements) -> Self {
         let tensors = workload.tensors();
-        let [q, k, v] = tensors.parts().map(|part| part.iter().map(|&x| elements.rounded(x)).collect());
+        let [q, k, v] = tensors.parts().map(|part| part.iter().map(|&x| elements.rounded(x)).collect::<Vec<_>>());
+        let v = match Values::of(&workload) {
+            Values::Separate => v,
+            Values::InKeys => first_columns(&k, workload.shape),
+        };
         Self { workload, elements, qkv: Qkv { q, k, v } }
     }
 

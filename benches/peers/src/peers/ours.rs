@@ -3,12 +3,11 @@
 use crate::case::Case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peer::{NATIVE, OURS, Peer};
+use crate::peer::{IN_F32, NATIVE, OURS, Peer};
 use crate::rounded::Qkv;
 use crate::support;
-use sdpa::{
-    Attention, Dtype, Exec, Inputs, Isa, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, Shape, Workspace,
-};
+use crate::workloads::Values;
+use sdpa::{Attention, Dtype, Exec, Inputs, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, Shape, Workspace};
 use std::hint::black_box;
 
 /// Tensors, and room for the output.
@@ -42,22 +41,31 @@ impl Ready {
     }
 
     /// Keys and values in a cache, if this is a step, one row a sequence, or if they are to be of 8 bits.
-    fn cached(mut self, elements: Elements) -> Result<Self> {
-        let Shape { batch, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.shape;
-        if q_len == 1 || elements == Elements::Int8 {
-            let cache = KvCache::new(batch, KvShape { kv_heads, head_dim, value_dim })?;
-            let mut cache = match elements {
-                Elements::F32 => cache,
-                Elements::Bf16 => cache.dtype(Dtype::Bf16)?,
-                Elements::F16 => cache.dtype(Dtype::F16)?,
-                Elements::Int8 => cache.int8(KeyScales::PerToken)?,
-            };
-            let [_, k, v] = &self.tensors;
-            cache
-                .append(k.view([batch, kv_heads, kv_len, head_dim])?, v.view([batch, kv_heads, kv_len, value_dim])?)?;
-            self.cache = Some(cache);
+    fn cached(mut self, case: &Case) -> Result<Self> {
+        if case.q_len == 1 || case.elements == Elements::Int8 {
+            self.cache = Some(self.fill(case)?);
         }
         Ok(self)
+    }
+
+    /// A cache with all keys and values; a latent one if keys hold the values.
+    fn fill(&self, case: &Case) -> Result<KvCache> {
+        let Shape { batch, kv_heads, kv_len, head_dim, value_dim, .. } = self.shape;
+        let cache = KvCache::new(batch, KvShape { kv_heads, head_dim, value_dim })?;
+        let cache = match case.elements {
+            Elements::F32 => cache,
+            Elements::Bf16 => cache.dtype(Dtype::Bf16)?,
+            Elements::F16 => cache.dtype(Dtype::F16)?,
+            Elements::Int8 => cache.int8(KeyScales::PerToken)?,
+        };
+        let [_, k, v] = &self.tensors;
+        let k = k.view([batch, kv_heads, kv_len, head_dim])?;
+        let (mut cache, v) = match case.values {
+            Values::Separate => (cache, v.view([batch, kv_heads, kv_len, value_dim])?),
+            Values::InKeys => (cache.latent()?, k.columns_in(0..value_dim).ok_or("values longer than keys")?),
+        };
+        cache.append(k, v)?;
+        Ok(cache)
     }
 
     fn bind(&mut self) -> Result<(Inputs<'_>, Outputs<'_>)> {
@@ -78,50 +86,83 @@ impl Ready {
 
 const UNPREPARED: &str = "not prepared";
 
+/// Way of calling the fused path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Elements of the case, [`Precision::Exact`].
+    Exact,
+    /// Elements of the case, [`Precision::Native`].
+    Native,
+    /// f32, from which the elements of the case are made.
+    InF32,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Exact => OURS,
+            Self::Native => NATIVE,
+            Self::InF32 => IN_F32,
+        }
+    }
+
+    fn precision(self) -> Precision {
+        match self {
+            Self::Native => Precision::Native,
+            Self::Exact | Self::InF32 => Precision::Exact,
+        }
+    }
+
+    /// The case as it is computed.
+    fn of(self, case: &Case) -> Case {
+        let elements = match self {
+            Self::InF32 => Elements::F32,
+            Self::Exact | Self::Native => case.elements,
+        };
+        Case { elements, ..case.clone() }
+    }
+}
+
 /// Checked anew each run, planned once, workspace kept.
 #[derive(Debug)]
 pub(super) struct Fused {
-    precision: Precision,
+    way: Way,
     ready: Option<(Ready, Plan)>,
     workspace: Workspace,
 }
 
 impl Fused {
-    /// Products of f32, whatever the elements.
-    pub(super) fn exact() -> Self {
-        Self { precision: Precision::Exact, ready: None, workspace: Workspace::new() }
-    }
-
-    /// Products of bf16 by the machine's own instruction.
-    pub(super) fn native() -> Self {
-        Self { precision: Precision::Native, ..Self::exact() }
+    pub(super) fn new(way: Way) -> Self {
+        Self { way, ready: None, workspace: Workspace::new() }
     }
 }
 
 impl Peer<Case> for Fused {
     fn name(&self) -> &'static str {
-        match self.precision {
-            Precision::Native => NATIVE,
-            _ => OURS,
-        }
+        self.way.name()
     }
 
     fn supports(&self, _: &Case) -> std::result::Result<(), String> {
-        let lacking = self.precision == Precision::Native && !Isa::detect().has_native_bf16();
+        let lacking = self.way == Way::Native && !support::isa().has_native_bf16();
         if lacking {
-            Err("Native has no effect: no fast bf16 dot product (AVX512_BF16 of AMD, FEAT_BF16)".to_owned())
+            Err("Native has no effect: no fast bf16 products (AMX, AVX512_BF16 of AMD, FEAT_BF16)".to_owned())
         } else {
             Ok(())
         }
     }
 
     fn prepare(&mut self, case: &Case) -> Result<String> {
-        let mut ready = Ready::new(case)?.cached(case.elements)?;
-        ready.attention = ready.attention.precision(self.precision);
+        let case = &self.way.of(case);
+        let mut ready = Ready::new(case)?.cached(case)?;
+        ready.attention = ready.attention.precision(self.way.precision());
         let (attention, exec) = (ready.attention, ready.exec);
         let (inputs, outputs) = ready.bind()?;
         let plan = Plan::new(&attention.problem(inputs, outputs)?, exec);
-        let cached = if ready.cache.is_some() { ", from a KvCache" } else { "" };
+        let cached = match &ready.cache {
+            Some(cache) if cache.is_latent() => ", from a latent KvCache",
+            Some(_) => ", from a KvCache",
+            None => "",
+        };
         let kept = match case.elements {
             Elements::F32 => String::new(),
             Elements::Bf16 => ", all tensors in bf16".to_owned(),
