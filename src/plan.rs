@@ -11,7 +11,9 @@ use crate::plan::task_rows::Rows;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use core::fmt;
-use sdpa_kernels::{Accumulation, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, MEMORY_BOUND_ROWS, SplitRows, Then, Tiling};
+use sdpa_kernels::{
+    Accumulation, Isa, KEY_BLOCK, MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MEMORY_BOUND_ROWS, SplitRows, Then, Tiling,
+};
 
 /// Runs of units per worker: enough that others wait little for the last to finish.
 const RUNS_PER_WORKER: usize = 4;
@@ -40,6 +42,7 @@ pub struct Plan {
     pub(crate) isa: Isa,
     /// Numbers of rows and of keys that are multiplied together.
     pub(crate) tile: (usize, usize),
+    row_block: usize,
     threads: usize,
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
@@ -61,7 +64,8 @@ impl Plan {
         let task_rows = rows.per_task(problem, workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
-        let by_rows = Self { tile: rates.tile, ..Self::by_rows(shape, exec, workers, tasks, tiling) };
+        let by_rows =
+            Self { tile: rates.tile, row_block: rates.row_block, ..Self::by_rows(shape, exec, workers, tasks, tiling) };
         let most_rows = MEMORY_BOUND_ROWS.min(tiling.task_rows());
         if problem.call().visible.window.is_none()
             && let Some(work) = by_rows.split_work(problem, most_rows)
@@ -85,17 +89,30 @@ impl Plan {
     /// Plans the states of each single block of keys. The number of rows may be too large: see the tiling.
     #[cfg(feature = "parts")]
     pub(crate) fn of_blocks(problem: &Problem<'_>, exec: Exec) -> Self {
-        let (shape, rows) = (problem.shape, problem.longest_rows());
-        let (tile_rows, _) = exec.isa.tile();
+        let (shape, rows, rates) = (problem.shape, problem.longest_rows(), problem.call().rates(exec.isa));
+        let (tile_rows, _) = rates.tile;
         let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, rows, tile_rows);
         let (workers, work) = (problem.workers(exec), problem.call().accumulation(rows).apart());
-        Self::by_rows(shape, exec, workers, 1, tiling).by_keys(problem, workers, rows, work)
+        let plan =
+            Self { tile: rates.tile, row_block: rates.row_block, ..Self::by_rows(shape, exec, workers, 1, tiling) };
+        plan.by_keys(problem, workers, rows, work)
     }
 
     /// Plans tasks of rows.
     fn by_rows(shape: Shape, exec: Exec, workers: usize, tasks: usize, tiling: Tiling) -> Self {
         let (Exec { isa, threads, .. }, workers) = (exec, workers.min(tasks.max(1)));
-        Self { shape, isa, tile: isa.tile(), threads, workers, tasks, tiling, split: None, partials_bytes: 0 }
+        Self {
+            shape,
+            isa,
+            tile: isa.tile(),
+            row_block: MAX_ROW_BLOCK,
+            threads,
+            workers,
+            tasks,
+            tiling,
+            split: None,
+            partials_bytes: 0,
+        }
     }
 
     /// Divides the key blocks of the sequences with at most `most_rows` rows among up to `workers` workers.
@@ -196,7 +213,7 @@ impl fmt::Display for Plan {
             "{} tasks of up to {} rows, row blocks of {}, on {} thread(s), {} KiB of scratch each",
             self.tasks,
             self.tiling.task_rows(),
-            self.tiling.row_block_rows(),
+            self.row_block.min(self.tiling.task_rows()),
             self.workers,
             self.scratch_bytes() / 1024
         )

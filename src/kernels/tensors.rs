@@ -94,7 +94,7 @@ pub use sdpa_kernels::LayoutError;
 /// match Isa::detect().matrix_unit() {
 ///     Ok(()) => assert_eq!(Isa::detect().name(), "amx"),
 ///     Err(NoMatrixUnit::Refused) => println!("it is there, but a container or the system forbids it"),
-///     Err(NoMatrixUnit::Absent) => {}
+///     Err(NoMatrixUnit::Absent | NoMatrixUnit::Elsewhere) => {}
 /// }
 /// ```
 pub use sdpa_kernels::NoMatrixUnit;

@@ -21,7 +21,7 @@ fn time(checked: &CheckedCall<'_>, isa: Isa) -> f64 {
     }
 }
 
-/// Time of one sequence, which takes `rate` of that with products of floats: of QKᵀ and PV over the ranges of keys that its rows see, or, with few rows, of reading these keys
+/// Time of one sequence; `rate` is the part of the time of floats that products take. Of QKᵀ and PV over the ranges of keys that its rows see, or, with few rows, of reading these keys
 /// and values. Sequences that share tensors read them together.
 fn time_of(checked: &CheckedCall<'_>, rate: f64, &Sequence { q_len, kv_len, offset, .. }: &Sequence) -> f64 {
     let (call, dims) = (checked.call(), checked.call().kv.dims());

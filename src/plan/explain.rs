@@ -137,7 +137,8 @@ impl Plan {
                 !call.kv.dtypes().contains(&Some(Dtype::Bf16)),
                 "neither keys nor values are bfloat16; Native has no effect",
             );
-            note(call.rates(isa).products != [1.0; 2], "bfloat16 is multiplied as it is");
+            let pairs = call.kv.dtypes() != [None; 2] && call.rates(isa).products != [1.0; 2];
+            note(pairs, "bfloat16 is multiplied as it is");
         }
         note(call.rates(self.isa).unit, "the matrix unit multiplies");
         note(true, self.without_unit(problem).unwrap_or_default());
@@ -172,11 +173,13 @@ impl Plan {
     /// Returns the reason why a matrix unit that this machine has does not multiply.
     fn without_unit(&self, problem: &Problem<'_>) -> Option<&'static str> {
         let call = problem.call();
-        if self.isa.matrix_unit() == Err(NoMatrixUnit::Refused) {
-            return Some("the system does not let this process use the machine's matrix unit");
-        }
-        if self.isa.matrix_unit().is_err() || call.rates(self.isa).unit {
-            return None;
+        match self.isa.matrix_unit() {
+            Err(NoMatrixUnit::Refused) if self.isa == Isa::detect() => {
+                return Some("the system does not let this process use the machine's matrix unit");
+            }
+            Err(_) => return None,
+            Ok(()) if call.rates(self.isa).unit => return None,
+            Ok(()) => {}
         }
         Some(match call.kv.dtypes() {
             [Some(Dtype::Bf16), Some(Dtype::Bf16)] if call.precision == Precision::Exact => {

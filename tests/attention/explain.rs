@@ -2,8 +2,8 @@
 
 use crate::support::Rng;
 use sdpa::{
-    Alignment, Attention, Exec, Explanation, Inputs, Isa, KvCache, KvShape, Machine, Mask, Outputs, Plan, Point, View,
-    ViewMut, Window,
+    Alignment, Attention, Exec, Explanation, Inputs, Isa, KvCache, KvShape, Machine, Mask, NoMatrixUnit, Outputs, Plan,
+    Point, View, ViewMut, Window,
 };
 
 const D: usize = 16;
@@ -225,7 +225,9 @@ fn notes_say_why() {
         assert!(note.starts_with(expected), "{note:?} for {expected:?}");
     }
     let plain = explain(Attention::new(), 20, 20, None);
-    assert_eq!(plain.notes.len(), 1, "{:?}", plain.notes);
+    let unit = matches!(Isa::detect().matrix_unit(), Ok(()) | Err(NoMatrixUnit::Refused));
+    assert_eq!(plain.notes.iter().filter(|note| note.contains("matrix unit")).count(), usize::from(unit));
+    assert_eq!(plain.notes.len(), 1 + usize::from(unit), "{:?}", plain.notes);
     for (sides, narrow) in [([255, 256], true), ([256, 256], false)] {
         let [left, right] = sides.map(Some);
         let e = explain(Attention::new().window(Window::inclusive(left, right)), 20, 20, None);

@@ -92,12 +92,12 @@ impl Isa {
         dispatch!(self, |s| shape(s))
     }
 
-    /// Returns the reason why no matrix unit goes with the vectors, if none does: that of the machine, for its other sets.
+    /// Returns an error, with the reason, if this instruction set has no matrix unit.
     pub fn matrix_unit(self) -> Result<(), NoMatrixUnit> {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Kind::Amx => Ok(()),
-            _ => Err(Unit::detect().err().unwrap_or(NoMatrixUnit::Absent)),
+            _ => Err(Unit::detect().err().unwrap_or(NoMatrixUnit::Elsewhere)),
         }
     }
 

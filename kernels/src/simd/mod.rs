@@ -10,7 +10,8 @@
 //!
 //! Rules (DESIGN.md, "Traps", has the reason for each):
 //! 1. A token (`Avx2`, `Avx512`, …) proves that the machine has the instructions; only
-//!    [`Isa`](crate::Isa), [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] make one, after detection; [`Simd::half`]
+//!    [`Isa`](crate::Isa), [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] make one, after detection; that of a matrix unit
+//!    is part of it ([`Simd::matrix_unit`]); [`Simd::half`]
 //!    makes that of its half.
 //! 2. Functions generic over `S: Simd` that run below the boundary are `#[inline(always)]`. One that is not inlined into its
 //!    `#[target_feature]` caller runs a hundred times slower.

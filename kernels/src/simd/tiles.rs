@@ -24,8 +24,10 @@ pub(crate) use NoUnit as Unit;
 pub enum NoMatrixUnit {
     /// The machine, or this build, has none.
     Absent,
-    /// The system does not let this process use it.
+    /// The system does not let this process use it, or is not asked: only Linux is.
     Refused,
+    /// It goes with another instruction set of this machine.
+    Elsewhere,
 }
 
 impl fmt::Display for NoMatrixUnit {
@@ -33,6 +35,7 @@ impl fmt::Display for NoMatrixUnit {
         f.write_str(match self {
             Self::Absent => "there is none",
             Self::Refused => "the system does not let this process use it",
+            Self::Elsewhere => "it goes with another instruction set",
         })
     }
 }
@@ -90,12 +93,12 @@ pub(crate) trait MatrixUnit: Copy {
     fn configure(self) -> Self::Tiles;
 }
 
-/// Configured tiles.
+/// Configured tiles of this thread, the only ones while they exist.
 pub(crate) trait Tiles {
     /// Computes a block.
     ///
     /// # Safety
-    /// The block has at most [`BLOCK`] rows, at least one, and B for its first tile of columns. Rows of A and B are readable for
+    /// This thread has no other tiles, and made these. The block has at most [`BLOCK`] rows, at least one, and B for its first tile of columns. Rows of A and B are readable for
     /// all steps, and sixteen sums of each row and tile of columns writable; readable too if the block starts with them.
     unsafe fn multiply<S: Simd>(&mut self, s: S, product: Product, block: TileBlock);
 }
@@ -148,7 +151,7 @@ mod tests {
             match kind {
                 0 => bits & 0x83FF_83FF | 0x3C00_3C00,
                 1 => bits & 0xBFFF_BFFF,
-                _ if self.next() % 40 == 0 => special[bits as usize % 8] | bits & 0x3FFF_0000,
+                _ if self.next().is_multiple_of(40) => special[bits as usize % 8] | bits & 0x3FFF_0000,
                 _ => bits & 0x9FFF_9FFF,
             }
         }

@@ -222,6 +222,30 @@ fn weights_are_summed_as_they_are_rounded() {
     }
 }
 
+/// Values wider than what is packed as floats, beside a query that is no number, or a value that is infinite.
+#[test]
+fn what_is_not_finite_stays_in_its_place() {
+    for exec in native() {
+        for [rows, dv] in [[9, 512], [16, 272], [16, 512], [40, 600]] {
+            let case = Case::plain(&mut Rng::new(7), [1, 2, 1, rows, 20, 64, dv]);
+            let finite = run(&of(case.clone(), BF16), exec, Wanted::LEAST);
+            let (mut no_number, mut infinite) = (case.clone(), case);
+            no_number.q.data[0] = f32::NAN;
+            infinite.v.data[5 * dv + 3] = f32::INFINITY;
+            let [no_number, infinite] = [no_number, infinite].map(|case| run(&of(case, BF16), exec, Wanted::LEAST));
+            for (place, finite) in finite.out.data.iter().enumerate() {
+                let (row, column) = (place / dv, place % dv);
+                let [nan, inf] = [no_number.out.data[place], infinite.out.data[place]];
+                assert!(
+                    if row == 0 { nan.is_nan() } else { nan.to_bits() == finite.to_bits() },
+                    "{row}, {column}: {nan}"
+                );
+                assert!(if column == 3 { inf == f32::INFINITY } else { inf.to_bits() == finite.to_bits() }, "{inf}");
+            }
+        }
+    }
+}
+
 /// A plan says whether it will happen.
 #[test]
 fn plans_say_so() {

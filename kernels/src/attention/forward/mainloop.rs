@@ -22,7 +22,7 @@ use crate::attention::forward::score_outputs;
 use crate::attention::forward::state::StateTransfer;
 use crate::attention::products::by_arithmetic;
 use crate::attention::products::multiply::Multiply;
-use crate::attention::scratch::{Regions, SCORE_STRIDE, Scratch};
+use crate::attention::scratch::{MAX_ROW_BLOCK, Regions, SCORE_STRIDE, Scratch};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax;
@@ -130,7 +130,9 @@ impl<S: Simd> AttentionTask<'_, S> {
                     continue;
                 }
                 block.drop_weights(row_block.clone());
+                // Row blocks that end are counted as those of floats.
                 let ending = S::ENDS_ROWS
+                    && self.products.row_block() == MAX_ROW_BLOCK
                     && (nonfinite == NonFinite::Ignored && by_all && last == Some(first))
                     && block.values.are_floats()
                     && self.prepare_ends(row_block.clone(), ends.get_or_insert_with(RowBlockEnds::none), block.regions);

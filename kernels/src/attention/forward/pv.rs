@@ -39,7 +39,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let nonfinite = if matches!(mode, PvMode::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
         // SAFETY: the values' scales are the block's.
         unsafe { A::prepare_weights(task.s, self.scores(rows), values, task.products.weights) };
-        let (stride, step) = (task.tiling.width(), task.tiling.pack_cols * A::VALUE_GROUP);
+        // Columns that are computed alone first are no more than are packed as floats.
+        let groups = if matches!(mode, PvMode::Handled(_)) { 1 } else { A::VALUE_GROUP };
+        let (stride, step) = (task.tiling.width(), task.tiling.pack_cols * groups);
         if self.fresh && matches!(mode, PvMode::Handled(_)) {
             self.regions.out[row_block.start * stride..row_block.end * stride].fill(0.0);
         }

@@ -13,6 +13,7 @@ use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax::SoftmaxState;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
+#[cfg(not(matrix_unit_model))]
 use crate::matmul::operands::Bf16Pairs;
 use crate::simd::aligned::elements_mut;
 use crate::simd::tiles::{BLOCK, Product, TILE};
@@ -27,7 +28,7 @@ const PANEL_PAIRS: usize = LANES / 2;
 
 impl Multiply for Bf16Tiles {
     const ROUNDS_IN_SOFTMAX: bool = true;
-    const PRODUCTS: f64 = 16.0;
+    const PRODUCTS: [f64; 2] = [16.0; 2];
     // Most of it is the softmax.
     const TIME: f64 = 0.2;
     const PACKING: usize = 28;
@@ -108,14 +109,11 @@ impl Multiply for Bf16Tiles {
         crate::attention::steps::softmax::softmax::<S, model::Rounded>(s, row_block, state);
     }
 
-    unsafe fn prepare_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, values: BlockValues, from: Arithmetic) {
+    unsafe fn prepare_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {
         if from == Arithmetic::Floats {
             let row_block = ScoreBlock { scores: row_block.scores, ..row_block };
             #[cfg(not(matrix_unit_model))]
-            // SAFETY: same contract.
-            unsafe {
-                Bf16Pairs::prepare_weights(s, row_block, values, from);
-            }
+            Bf16Pairs::round(s, row_block);
             #[cfg(matrix_unit_model)]
             crate::attention::products::pairs::store_weights::<S, model::Rounded>(s, row_block);
         }
@@ -150,10 +148,10 @@ impl Multiply for Bf16Tiles {
 }
 
 /// Returns true if queries are multiplied by the scale, not scores, which takes a pass over these: by powers of two, which round
-/// nothing, and not so that elements could overflow.
+/// nothing but elements that become subnormal. They do not overflow, and elements of 2⁻¹¹⁸ stay normal.
 fn is_taken_by_queries(scale: f32) -> bool {
     const MANTISSA: u32 = (1 << 23) - 1;
-    scale.is_normal() && scale.abs() <= 1.0 && scale.to_bits() & MANTISSA == 0
+    (1.0 / 256.0..=1.0).contains(&scale.abs()) && scale.to_bits() & MANTISSA == 0
 }
 
 /// Returns the number of pairs of a query or key, in whole steps.

@@ -42,8 +42,8 @@ pub(crate) fn takes(head_dim: usize) -> bool {
 
 impl Multiply for Int8Tiles {
     const FINITE: bool = true;
-    // Twice as many as of pairs, and values take two.
-    const PRODUCTS: f64 = 16.0;
+    // Twice as many as of pairs; a weight of 16 bits takes two.
+    const PRODUCTS: [f64; 2] = [32.0, 16.0];
     const TIME: f64 = 0.3;
     const VALUE_GROUP: usize = QUAD;
     const ROW_BLOCK: usize = BLOCK;

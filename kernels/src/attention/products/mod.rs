@@ -125,7 +125,8 @@ impl Call<'_> {
     /// Returns how the call multiplies on this instruction set.
     pub fn rates(&self, isa: Isa) -> Rates {
         let (rows, keys) = isa.tile();
-        let floats = Rates { tile: (rows, keys), products: [1.0; 2], time: 1.0, packing: Floats::PACKING, unit: false };
+        let (products, packing, row_block) = ([1.0; 2], Floats::PACKING, Floats::ROW_BLOCK);
+        let floats = Rates { tile: (rows, keys), products, time: 1.0, packing, row_block, unit: false };
         let plain = self.precision == Precision::Exact && self.kv.dtypes() != [None; 2];
         if plain { floats } else { dispatch!(isa, |s| Products::of(s, self, Given::default()).rates(floats)) }
     }
@@ -142,6 +143,8 @@ pub struct Rates {
     pub time: f64,
     /// Number of rows whose time packing a key block takes.
     pub packing: usize,
+    /// Largest number of rows of a row block.
+    pub row_block: usize,
     /// True if a matrix unit multiplies.
     pub unit: bool,
 }
@@ -149,10 +152,18 @@ pub struct Rates {
 impl Products {
     /// Returns the rates, which are `floats` for products of floats.
     fn rates(self, floats: Rates) -> Rates {
-        let products = [self.keys, self.values].map(|arithmetic| by_arithmetic!(arithmetic, |A| A::PRODUCTS));
+        let [keys, values] = [self.keys, self.values].map(|arithmetic| by_arithmetic!(arithmetic, |A| A::PRODUCTS));
+        let products = [keys[0], values[1]];
         let unit = matches!(self.keys, Arithmetic::Bf16Tiles | Arithmetic::Int8Tiles);
         let tile = if unit { (BLOCK, BLOCK) } else { floats.tile };
-        by_arithmetic!(self.keys, |A| Rates { tile, products, time: A::TIME, packing: A::PACKING, unit })
+        by_arithmetic!(self.keys, |A| Rates {
+            tile,
+            products,
+            time: A::TIME,
+            packing: A::PACKING,
+            row_block: A::ROW_BLOCK,
+            unit
+        })
     }
 }
 

@@ -16,14 +16,14 @@ use crate::simd::Simd;
 /// cannot be [read in place](Self::reads_keys). Weights lie in rows of scores. Values are [`Columns`] of a block, packed or read in
 /// place as keys are.
 pub(crate) trait Multiply {
-    /// True if values are always finite, and read where they lie.
+    /// True if values are always finite.
     const FINITE: bool = false;
     /// True if contiguous `f32` queries are read where they lie.
     const READS_QUERIES: bool = false;
     /// True if the [softmax](Self::softmax) stores weights as they are multiplied.
     const ROUNDS_IN_SOFTMAX: bool = false;
-    /// Number of products in the time of an FMA, at peak.
-    const PRODUCTS: f64 = 1.0;
+    /// Numbers of products with keys, and with values, in the time of an FMA, at peak.
+    const PRODUCTS: [f64; 2] = [1.0; 2];
     /// Time of scores, softmax and sums of many rows, as a part of that with products of floats.
     const TIME: f64 = 1.0;
     /// Number of rows whose time packing a key block takes.
@@ -89,8 +89,9 @@ pub(crate) trait Multiply {
     /// Adds weighted sums of values to running outputs.
     ///
     /// # Safety
-    /// For every key of every span, in whole groups of keys, the values of the columns of `sums` are readable, to the end of the
-    /// vector that holds the last, in the form that this arithmetic reads; weights of keys of a group beyond the span are 0. If
+    /// For every key of the block up to the end of the last span, in whole groups of keys, the values of the columns of `sums` are
+    /// readable, to the end of the vector that holds the last, in the form that this arithmetic reads; weights of keys of a group
+    /// beyond the span are 0. If
     /// rows end, each row's pointer is writable for these columns, which no other worker writes.
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues);
 }

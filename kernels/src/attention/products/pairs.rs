@@ -23,7 +23,7 @@ use crate::tensor::rows::Rows;
 
 impl Multiply for Bf16Pairs {
     const ROUNDS_IN_SOFTMAX: bool = true;
-    const PRODUCTS: f64 = 2.0;
+    const PRODUCTS: [f64; 2] = [2.0; 2];
     const VALUE_GROUP: usize = 2;
 
     fn query_floats(head_dim: usize) -> usize {
@@ -65,8 +65,7 @@ impl Multiply for Bf16Pairs {
 
     unsafe fn prepare_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {
         if from == Arithmetic::Floats {
-            // SAFETY: the work has no contract.
-            unsafe { s.with_bf16_dot(Round(row_block)) }
+            Self::round(s, row_block);
         }
     }
 
@@ -86,6 +85,14 @@ impl Multiply for Bf16Pairs {
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues) {
         // SAFETY: same contract.
         unsafe { s.with_bf16_dot(Values { values, sums }) }
+    }
+}
+
+impl Bf16Pairs {
+    /// Rounds finished weights to pairs, in place.
+    pub(crate) fn round<S: Simd>(s: S, row_block: ScoreBlock<'_>) {
+        // SAFETY: the work has no contract.
+        unsafe { s.with_bf16_dot(Round(row_block)) }
     }
 }
 

@@ -110,10 +110,10 @@ impl<'a> ValueSums<'a> {
         self.cols.div_ceil(LANES)
     }
 
-    /// Panics unless weights (`row_floats` a row), factors and outputs cover all rows and columns.
+    /// Panics unless spans (`tile_rows` a tile), weights (`row_floats` a row), factors and outputs cover all rows and columns.
     #[inline(always)]
-    pub(crate) fn check<S: Simd>(&self, row_floats: usize) {
-        assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
+    pub(crate) fn check<S: Simd>(&self, tile_rows: usize, row_floats: usize) {
+        assert!(self.spans.len() == self.rows.div_ceil(tile_rows));
         assert!(self.weights.len() >= self.rows * row_floats);
         assert!(self.rescale_prev.len() >= self.rows && self.rescale_block.len() >= self.rows);
         assert!(self.ends.is_none_or(|ends| {
@@ -177,7 +177,7 @@ struct Strip<T> {
 #[inline(always)]
 pub(crate) unsafe fn values<S: Simd, T: Operand<S>>(s: S, a: &mut ValueSums<'_>, values: Rows<T>) {
     assert!(T::ENDS || a.ends.is_none());
-    a.check::<S>(row_floats::<S, T>());
+    a.check::<S>(S::TILE_ROWS, row_floats::<S, T>());
     let reading = Reading::new(s, a, values);
     for first in (0..KEY_BLOCK).step_by(reading.run) {
         // Columns outside, rows inside: all the rows read a tile of values before the next columns are touched.

@@ -73,7 +73,7 @@ impl Int8DotWork for Values<'_, '_, Int4Values> {
 impl Values<'_, '_, Int4Values> {
     /// Panics unless weights (`row_floats` a row), factors and outputs cover all rows and columns.
     pub(crate) fn check<S: Simd>(&self, row_floats: usize) {
-        self.sums.check::<S>(row_floats);
+        self.sums.check::<S>(S::TILE_ROWS, row_floats);
         let blocks = self.values.panels.layout.width.div_ceil(LANES);
         assert!(blocks == self.sums.cols.div_ceil(BLOCK) && self.sums.ends.is_none(), "blocks of columns");
     }

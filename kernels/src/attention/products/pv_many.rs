@@ -29,7 +29,7 @@ use crate::tensor::rows::Rows;
 /// end, each row's pointer is writable for its columns, which no other worker writes.
 #[inline(always)]
 pub(crate) unsafe fn values<S: Simd>(s: S, a: &mut ValueSums<'_>, values: Rows<f32>) {
-    a.check::<S>(SCORE_STRIDE);
+    a.check::<S>(S::TILE_ROWS, SCORE_STRIDE);
     assert!(!values.are_scattered(), "many rows read values that are evenly spaced");
     let half = if (1..=S::Half::LANES).contains(&(a.cols % LANES)) { s.half() } else { None };
     if half.is_some() {

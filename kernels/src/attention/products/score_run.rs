@@ -22,7 +22,7 @@ pub(crate) struct ScoreRun<'a> {
     pub(crate) next_bias: Option<AnyColumns<'a>>,
     /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
-    /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
+    /// Scores, `[row][SCORE_STRIDE]`; panels in each tile's span are written, others may be.
     pub(crate) out: &'a mut [f32],
 }
 

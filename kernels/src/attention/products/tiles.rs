@@ -6,9 +6,9 @@
 use crate::attention::products::operands::LaterKeys;
 use crate::attention::products::pv::ValueSums;
 use crate::attention::products::score_run::ScoreRun;
-use crate::attention::scratch::SCORE_STRIDE;
+use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::span::Span;
+use crate::attention::steps::span::{MAX_SPAN_ROWS, Span};
 use crate::matmul::dot_tile::Later;
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::simd::tiles::{BLOCK, MatrixUnit, Product, Start, TILE, TileBlock, Tiles, Unit};
@@ -20,6 +20,9 @@ use core::ops::Range;
 /// Bytes of a group.
 const GROUP_BYTES: usize = 4;
 
+// A span describes a tile's rows, and row blocks of two tiles do not share a vector of row states.
+const _: () = assert!(TILE <= MAX_SPAN_ROWS && BLOCK <= MAX_ROW_BLOCK && BLOCK.is_multiple_of(LANES));
+
 /// Returns the tiles of the unit.
 ///
 /// # Panics
@@ -29,23 +32,23 @@ fn tiles<S: Simd>(s: S) -> <Unit as MatrixUnit>::Tiles {
     s.matrix_unit().expect("this arithmetic is that of a matrix unit").configure()
 }
 
-/// Rows that the unit multiplies together, one or two tiles, and the panels that they need.
-struct Group {
+/// One or two tiles of rows, which the unit multiplies together, and the panels that they need.
+struct RowPair {
     rows: Range<usize>,
     panels: Range<usize>,
     /// A bit for each panel with a key that a row may see.
     seen: u16,
 }
 
-impl Group {
+impl RowPair {
     /// Returns the groups of keys that whole steps have, `of_panel` in a panel.
     fn steps(&self, of_panel: usize) -> Range<usize> {
         self.panels.start * of_panel / TILE * TILE..(self.panels.end * of_panel).next_multiple_of(TILE)
     }
 }
 
-/// Returns the groups of a row block; tiles of rows that need no key are in none.
-fn groups(spans: &[Span], rows: usize) -> impl Iterator<Item = Group> {
+/// Returns the tiles of a row block, two by two, without those that need no key.
+fn row_pairs(spans: &[Span], rows: usize) -> impl Iterator<Item = RowPair> {
     let mut tile = 0;
     core::iter::from_fn(move || {
         while spans.get(tile)?.is_empty() {
@@ -59,7 +62,7 @@ fn groups(spans: &[Span], rows: usize) -> impl Iterator<Item = Group> {
             seen |= two.panels;
             tile += 1;
         }
-        Some(Group { rows: first * TILE..rows.min(tile * TILE), panels, seen })
+        Some(RowPair { rows: first * TILE..rows.min(tile * TILE), panels, seen })
     })
 }
 
@@ -91,7 +94,7 @@ pub(crate) unsafe fn scores<S: Simd>(
     assert!(operands.queries.len() == run.rows && run.spans.len() == run.rows.div_ceil(TILE));
     assert!(run.out.len() >= run.rows * SCORE_STRIDE && run.panels.end * LANES <= SCORE_STRIDE);
     let mut tiles = tiles(s);
-    for Group { rows, panels, seen } in groups(run.spans, run.rows) {
+    for RowPair { rows, panels, seen } in row_pairs(run.spans, run.rows) {
         let (mut panel, end) = (panels.start.max(run.panels.start), panels.end.min(run.panels.end));
         while panel < end {
             let here = panel..end.min(panel + 2);
@@ -149,9 +152,9 @@ impl ScoreOperands<'_> {
 /// each, from `first` on.
 pub(crate) fn clear_beside_spans(row_block: &mut ScoreBlock<'_>, of_panel: usize, first: usize) {
     let ScoreBlock { scores, spans, rows } = row_block;
-    for group in groups(spans, *rows) {
-        let steps = group.steps(of_panel);
-        for row in group.rows {
+    for pair in row_pairs(spans, *rows) {
+        let steps = pair.steps(of_panel);
+        for row in pair.rows {
             let (span, weights) = (spans.of_row(row), &mut scores[row * SCORE_STRIDE + first..]);
             weights[steps.start..span.first_panel() * of_panel].fill(0.0);
             weights[span.end_panel() * of_panel..steps.end].fill(0.0);
@@ -159,10 +162,10 @@ pub(crate) fn clear_beside_spans(row_block: &mut ScoreBlock<'_>, of_panel: usize
     }
 }
 
-/// Sums of a group of rows and two vectors of columns.
+/// Sums of a pair of tiles of rows and two vectors of columns.
 pub(crate) type Part = [[f32; BLOCK]; BLOCK];
 
-/// Calls `part(steps, vectors, sums)` for each group of rows and each two vectors of columns, to compute their sums, and adds these to
+/// Calls `part(steps, vectors, sums)` for each pair of tiles of rows and each two vectors of columns, to compute their sums, and adds these to
 /// the running outputs. A panel has `of_panel` groups of values.
 ///
 /// # Safety
@@ -176,20 +179,21 @@ pub(crate) unsafe fn sums<S: Simd, T: Copy + Default>(
     mut part: impl FnMut(&mut <Unit as MatrixUnit>::Tiles, ValueSteps<'_, T>, Range<usize>, &mut Part),
 ) {
     const { assert!(size_of::<T>() == GROUP_BYTES) }
-    assert!(sums.spans.len() == sums.rows.div_ceil(TILE) && sums.weights.len() >= sums.rows * SCORE_STRIDE);
+    assert!(sums.ends.is_none(), "rows end with floats");
+    sums.check::<S>(TILE, SCORE_STRIDE);
     let (mut tiles, mut sum) = (tiles(s), [[0.0; BLOCK]; BLOCK]);
-    for group in groups(sums.spans, sums.rows) {
-        let spans = &sums.spans[group.rows.start / TILE..group.rows.end.div_ceil(TILE)];
+    for pair in row_pairs(sums.spans, sums.rows) {
+        let spans = &sums.spans[pair.rows.start / TILE..pair.rows.end.div_ceil(TILE)];
         let end = spans.iter().map(|span| span.keys().end.div_ceil(LANES / of_panel)).max().unwrap_or(0);
-        let weights = &sums.weights[group.rows.start * SCORE_STRIDE..group.rows.end * SCORE_STRIDE];
-        let steps = ValueSteps { weights, first: group.steps(of_panel).start, end, values };
+        let weights = &sums.weights[pair.rows.start * SCORE_STRIDE..pair.rows.end * SCORE_STRIDE];
+        let steps = ValueSteps { weights, first: pair.steps(of_panel).start, end, values };
         for vec in (0..sums.vecs()).step_by(2) {
             let vecs = vec..sums.vecs().min(vec + 2);
             if sums.rows <= MEMORY_BOUND_ROWS {
                 steps.prefetch(s, vecs.clone());
             }
             part(&mut tiles, steps, vecs.clone(), &mut sum);
-            for (row, sum) in group.rows.clone().zip(&sum) {
+            for (row, sum) in pair.rows.clone().zip(&sum) {
                 // SAFETY: the caller guarantees the outputs of the row.
                 unsafe {
                     let running = sums.running(row, vec);
@@ -210,7 +214,7 @@ pub(crate) unsafe fn sums<S: Simd, T: Copy + Default>(
     }
 }
 
-/// Weights of a group of rows, and the groups of keys whose values they multiply.
+/// Weights of a pair of tiles of rows, and the groups of keys whose values they multiply.
 #[derive(Clone, Copy)]
 pub(crate) struct ValueSteps<'a, T> {
     /// Weights, [`SCORE_STRIDE`] a row.
@@ -292,6 +296,36 @@ impl<T: Copy + Default> ValueSteps<'_, T> {
             let row = unsafe { self.values.at(group) }.wrapping_add(vecs.start * LANES).wrapping_byte_add(far);
             for vec in 0..vecs.len() {
                 s.prefetch_line(level, row.wrapping_add(vec * LANES).cast());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::steps::span::Spans;
+    use crate::tensor::rows::KEY_BLOCK;
+
+    #[test]
+    fn what_steps_read_is_cleared_and_nothing_else() {
+        let span = |keys: Range<usize>| Span::new(keys.start, keys.end, false);
+        let (spans, rows) = ([span(16..40), span(96..112), Span::EMPTY, span(0..256), span(48..49)], 4 * TILE + 3);
+        let pairs: Vec<_> = row_pairs(&spans, rows).map(|pair| (pair.rows.clone(), pair.steps(LANES / 2))).collect();
+        assert_eq!(pairs, [(0..32, 0..64), (48..67, 0..128)]);
+        for (of_panel, first) in [(LANES / 2, 0), (LANES / 4, KEY_BLOCK / 2)] {
+            let (spans, mut scores) = (Spans::of(&spans, TILE), vec![1.0; 5 * TILE * SCORE_STRIDE]);
+            clear_beside_spans(&mut ScoreBlock { scores: &mut scores, spans: &spans, rows }, of_panel, first);
+            let kept = |row: usize| {
+                let (span, steps) = (spans.of_row(row), row_pairs(&spans, rows).find(|pair| pair.rows.contains(&row)));
+                let of_span = span.first_panel() * of_panel..span.end_panel() * of_panel;
+                (steps.map_or(0..0, |pair| pair.steps(of_panel)), of_span)
+            };
+            for (place, &weight) in scores.iter().enumerate().take(rows * SCORE_STRIDE) {
+                let (row, at) = (place / SCORE_STRIDE, (place % SCORE_STRIDE).wrapping_sub(first));
+                let (steps, of_span) = kept(row);
+                let cleared = steps.contains(&at) && !of_span.contains(&at);
+                assert_eq!(weight == 0.0, cleared, "row {row}, group {at} of {of_panel} a panel");
             }
         }
     }

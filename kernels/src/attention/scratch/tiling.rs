@@ -21,8 +21,8 @@ const _: () = assert!(MAX_ROW_BLOCK.is_multiple_of(LANES));
 /// work at 384 rows, head_dim 64), but also fewer tasks to share out and more state to keep in cache.
 pub const MAX_TASK: usize = 384;
 
-/// Number of floats of packed keys held at once: 256 keys of head_dim 256, a quarter of a megabyte.
-const KEY_FLOATS: usize = 64 * 1024;
+/// Number of floats of packed keys held at once: 256 keys of head_dim 288, or of 576 in 16 bits, as latent keys have.
+const KEY_FLOATS: usize = 72 * 1024;
 /// Number of floats of running output, and of packed queries, held by a task.
 const ROW_FLOATS: usize = 48 * 1024;
 /// Maximum number of rows of a key/value head for which its key blocks are divided among workers.

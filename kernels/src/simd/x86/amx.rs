@@ -8,6 +8,7 @@ use crate::simd::Simd;
 use crate::simd::tiles::{BLOCK, MatrixUnit, NoMatrixUnit, Product, Start, TILE, TileBlock, Tiles};
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
+use core::marker::PhantomData;
 use std::sync::OnceLock;
 
 /// Proof that this machine has AMX with products of bfloat16 and of bytes, and that the system lets this process use it.
@@ -30,7 +31,7 @@ impl MatrixUnit for Amx {
 
     #[inline(always)]
     fn configure(self) -> AmxTiles {
-        AmxTiles { rows: 0 }
+        AmxTiles { rows: 0, thread: PhantomData }
     }
 }
 
@@ -46,7 +47,7 @@ fn has_instructions() -> bool {
     palette.ebx & 0xFFFF >= 64 && palette.ebx >> 16 >= 8 && palette.ecx & 0xFFFF >= TILE as u32
 }
 
-/// Asks the system for the use of tiles, for all threads, and returns true if it saves and restores them.
+/// Asks the system for the use of tiles, for all threads of the process, and returns true if it saves and restores them.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     /// Number of the system call `arch_prctl`, its request for a component of the state, and the component: the tiles.
@@ -84,6 +85,8 @@ fn is_permitted() -> bool {
 pub(crate) struct AmxTiles {
     /// Number of rows of a block that the unit is configured for; 0 if it is not configured.
     rows: usize,
+    /// They are one thread's.
+    thread: PhantomData<*const ()>,
 }
 
 /// Operand of LDTILECFG.
@@ -165,7 +168,7 @@ macro_rules! multiply {
 }
 
 impl AmxTiles {
-    /// Configures the unit for blocks of so many rows, unless it is.
+    /// Configures the unit for blocks of `rows` rows, unless it already is.
     #[inline(always)]
     fn configure(&mut self, rows: usize) {
         if self.rows == rows {
