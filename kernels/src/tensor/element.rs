@@ -68,7 +68,7 @@ pub enum Precision {
     /// Queries of other types are rounded to bfloat16 if keys are bfloat16. If values are, weights are rounded to
     /// bfloat16, by up to 2⁻⁸ of themselves, after an exponential that is off by up to 2⁻¹³. Outputs are divided by the
     /// sum of the rounded weights, so a mean error of the weights cancels. Sums are `f32`. Rounding is to nearest even,
-    /// and subnormal numbers count as 0; with a matrix unit, so may elements of a query whose product with the scale is subnormal. So, besides the rounding of any `f32` sum: a score differs by at most
+    /// and subnormal numbers count as 0. So, besides the rounding of any `f32` sum: a score differs by at most
     /// scale·2⁻⁸·Σ|q·k| from that of an unrounded query (not at all if the query was bfloat16 already); because of its
     /// weights w, an output o differs by at most 0.0041·Σ w·|v − o|, and the log-sum-exp by at most 0.0041. Weights
     /// that are written out are exp(score − log-sum-exp), so off by at most 0.0041 of themselves; key weight sums are

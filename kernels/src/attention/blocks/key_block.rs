@@ -43,12 +43,25 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
     /// True if this is the first block that the current row block accumulates, and every tile's span of it is nonempty:
     /// running outputs are written, not read.
     pub(crate) fresh: bool,
+    /// Factor that the current row block's scores lack, and the softmax multiplies them by; otherwise 1.
+    pub(crate) factor: f32,
+    /// Step that multiplies scores by the scale.
+    pub(crate) scaling: Scaling,
     /// Copies of the scores that the backward pass asks for.
     pub(crate) copies: ScoreCopies<'b>,
     /// Memory to prefetch while this block is computed.
     pub(crate) prefetch: PrefetchQueue,
     /// Tables of addresses that `keys` and `values` may point at.
     tables: PhantomData<&'b mut [Table; 2]>,
+}
+
+/// Step that multiplies scores by the scale.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scaling {
+    /// QKᵀ, as every step after it expects.
+    First,
+    /// The softmax, where nothing before it asks for the numbers.
+    InSoftmax,
 }
 
 /// Memory for what the backward pass needs of scores before they are final, each `[row][SCORE_STRIDE]`.
@@ -110,6 +123,8 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
             packed_keys: None,
             packed_values: None,
             fresh: false,
+            factor: 1.0,
+            scaling: Scaling::First,
             copies: ScoreCopies::default(),
             prefetch: prefetch::of_block(task, [first, len], values),
             tables: PhantomData,

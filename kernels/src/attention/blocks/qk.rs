@@ -1,6 +1,6 @@
 //! QKᵀ of a row block and a key block. Keys are read where they lie, or packed here.
 
-use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::key_block::{KeyBlock, Scaling};
 use crate::attention::blocks::queries::{Queries, are_readable_in_place};
 use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::{KeySource, KeysToPack, LaterKeys, Packing, QueryRows, RunKeys};
@@ -40,6 +40,13 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             }
         };
         let rows = self.query_rows::<A>(row_block);
+        let scale = match self.scaling {
+            Scaling::First => task.call.scale,
+            Scaling::InSoftmax => {
+                self.factor = task.call.scale;
+                1.0
+            }
+        };
         let needed = if ready { 0..self.len } else { self.needed.clone() };
         for first in needed.clone().step_by(run) {
             let keys = first..needed.end.min(first + run);
@@ -56,7 +63,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 run_keys.keys = unsafe { A::pack_keys(task.s, to_pack, self.regions.keys) };
                 self.packed_keys = Some(first);
             }
-            let queries = QueryRows { rows: &rows[..n], head_dim, scale: task.call.scale };
+            let queries = QueryRows { rows: &rows[..n], head_dim, scale };
             let panels = first / LANES..keys.end.div_ceil(LANES);
             let (prefetch, out) = (&mut self.prefetch, &mut *self.regions.scores);
             let mut run = ScoreRun { rows: n, panels, spans: self.spans, next_bias: bias, prefetch, out };

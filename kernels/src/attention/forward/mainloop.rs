@@ -11,7 +11,7 @@
 //! ```
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) No memory grows with the number of keys.
 
-use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
+use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, Scaling};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::outputs::{Point, Seen};
@@ -112,6 +112,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         let mut memory = BlockMemory::new();
         for first in blocks {
             let mut block = KeyBlock::of(self, first, queries, &mut memory, regions);
+            block.scaling = self.scaling();
             for (number, row_block) in self.row_blocks().enumerate() {
                 let visible = block.compute_scores(row_block.clone());
                 let by_all = visible && !block.spans.iter().any(|span| span.is_empty());
@@ -155,6 +156,19 @@ impl<S: Simd> AttentionTask<'_, S> {
         ended
     }
 
+    /// Returns the step that multiplies scores by the scale: the softmax if it can, and no step before it reads or changes scores
+    /// otherwise than by hiding keys.
+    fn scaling(&self) -> Scaling {
+        let (options, scale) = (&self.call.options, self.call.scale);
+        let by_softmax = by_arithmetic!(self.products.weights, |A| A::SCALES_IN_SOFTMAX);
+        let changed =
+            options.softcap.is_some() || options.bias.is_some() || options.alibi.is_some() || self.given.score;
+        let written = self.outputs.points.iter().any(Option::is_some);
+        // A larger scale may make scores infinite, which hides keys.
+        let scales = by_softmax && !changed && !written && scale > 0.0 && scale <= 1.0;
+        if scales { Scaling::InSoftmax } else { Scaling::First }
+    }
+
     /// Accumulates one of the task's key blocks: into what the regions hold of earlier ones, if it is `in_order`, where what is
     /// not finite stays so until the rows are finished; otherwise alone.
     pub(crate) fn accumulate_block(&self, first: usize, in_order: bool, regions: &mut Regions<'_>) {
@@ -187,7 +201,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let (max, sum) = (&mut max[row_block.start..], &mut sum[row_block.start..]);
         let state = softmax::SoftmaxState { max, sum, rescale_prev, rescale_block };
         let block = ScoreBlock { scores, spans: self.spans, rows: row_block.len() };
-        by_arithmetic!(self.task.products.weights, |A| A::softmax(self.task.s, block, state));
+        let factor = self.factor;
+        by_arithmetic!(self.task.products.weights, |A| A::softmax(self.task.s, block, factor, state));
         visible_keys
     }
 

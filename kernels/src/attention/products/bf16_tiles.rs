@@ -11,14 +11,14 @@ use crate::attention::products::tiles::{self, ScoreOperands, WeightPlane};
 use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax::SoftmaxState;
+#[cfg(matrix_unit_model)]
+use crate::attention::steps::softmax::{Scaled, softmax_of};
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
 #[cfg(not(matrix_unit_model))]
 use crate::matmul::operands::Bf16Pairs;
-use crate::simd::aligned::elements_mut;
 use crate::simd::tiles::{BLOCK, Product, TILE};
 use crate::simd::{Bf16x2, LANES, Simd};
-use crate::tensor::element::{Bf16, Element};
 
 /// Products of bfloat16 pairs by a matrix unit.
 pub(crate) struct Bf16Tiles;
@@ -28,6 +28,7 @@ const PANEL_PAIRS: usize = LANES / 2;
 
 impl Multiply for Bf16Tiles {
     const ROUNDS_IN_SOFTMAX: bool = true;
+    const SCALES_IN_SOFTMAX: bool = true;
     const PRODUCTS: [f64; 2] = [16.0; 2];
     // Most of it is the softmax.
     const TIME: f64 = 0.2;
@@ -47,12 +48,6 @@ impl Multiply for Bf16Tiles {
     unsafe fn store_query<S: Simd>(s: S, query: QueryRow<'_>, room: &mut [f32], to: &mut [f32]) {
         // SAFETY: same contract.
         unsafe { store_query_pairs(s, query, room, to) }
-        if is_taken_by_queries(query.scale) {
-            s.vectorize(
-                #[inline(always)]
-                || elements_mut::<Bf16>(to).iter_mut().for_each(|x| *x = Bf16::narrow(x.widen() * query.scale)),
-            );
-        }
     }
 
     fn reads_keys(keys: &Keys, _: usize, head_dim: usize) -> bool {
@@ -83,7 +78,7 @@ impl Multiply for Bf16Tiles {
             depth,
             later: keys.later.filter(|_| !panels.are_scattered()),
         };
-        let factor = if is_taken_by_queries(queries.scale) { None } else { Some(s.splat(queries.scale)) };
+        let factor = (queries.scale != 1.0).then(|| s.splat(queries.scale));
         s.vectorize(
             #[inline(always)]
             // SAFETY: the caller guarantees the queries and the panels; sums are those of rows of scores.
@@ -102,11 +97,11 @@ impl Multiply for Bf16Tiles {
         );
     }
 
-    fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
+    fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, factor: f32, state: SoftmaxState<'_>) {
         #[cfg(not(matrix_unit_model))]
-        Bf16Pairs::softmax(s, row_block, state);
+        Bf16Pairs::softmax_scaled(s, row_block, factor, state);
         #[cfg(matrix_unit_model)]
-        crate::attention::steps::softmax::softmax::<S, model::Rounded>(s, row_block, state);
+        softmax_of::<S, Scaled<model::Rounded>>(s, row_block, factor, state);
     }
 
     unsafe fn prepare_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {
@@ -145,13 +140,6 @@ impl Multiply for Bf16Tiles {
             },
         );
     }
-}
-
-/// Returns true if queries are multiplied by the scale, not scores, which takes a pass over these: by powers of two, which round
-/// nothing but elements that become subnormal. They do not overflow, and elements of 2⁻¹¹⁸ stay normal.
-fn is_taken_by_queries(scale: f32) -> bool {
-    const MANTISSA: u32 = (1 << 23) - 1;
-    (1.0 / 256.0..=1.0).contains(&scale.abs()) && scale.to_bits() & MANTISSA == 0
 }
 
 /// Returns the number of pairs of a query or key, in whole steps.

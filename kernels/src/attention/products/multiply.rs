@@ -22,6 +22,8 @@ pub(crate) trait Multiply {
     const READS_QUERIES: bool = false;
     /// True if the [softmax](Self::softmax) stores weights as they are multiplied.
     const ROUNDS_IN_SOFTMAX: bool = false;
+    /// True if that softmax multiplies scores by a positive factor. Otherwise [`Self::scores`] does.
+    const SCALES_IN_SOFTMAX: bool = false;
     /// Numbers of products with keys, and with values, in the time of an FMA, at peak.
     const PRODUCTS: [f64; 2] = [1.0; 2];
     /// Time of scores, softmax and sums of many rows, as a part of that with products of floats.
@@ -65,8 +67,9 @@ pub(crate) trait Multiply {
     /// after the other.
     unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: QueryRows<'_>, keys: RunKeys);
 
-    /// Turns scores into weights, and merges them into the rows' state.
-    fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
+    /// Turns scores into weights, and merges them into the rows' state. `factor` is 1 unless the softmax
+    /// [scales](Self::SCALES_IN_SOFTMAX).
+    fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, _factor: f32, state: SoftmaxState<'_>) {
         softmax::<S, Floats>(s, row_block, state);
     }
     /// Brings weights into the form in which they meet these values; `from` is the arithmetic of the softmax that stored them.

@@ -8,7 +8,7 @@ use crate::attention::products::pv::{ValueSums, Values, values};
 use crate::attention::products::qk;
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::softmax::{SoftmaxState, WeightForm, softmax};
+use crate::attention::steps::softmax::{Scaled, SoftmaxState, WeightForm, softmax, softmax_of};
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
 use crate::matmul::operands::{Bf16Pairs, HalfPair};
@@ -58,7 +58,7 @@ impl Multiply for Bf16Pairs {
         unsafe { s.with_bf16_dot(PairScores { run, queries, keys }) }
     }
 
-    fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
+    fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, _: f32, state: SoftmaxState<'_>) {
         // SAFETY: the work has no contract.
         unsafe { s.with_bf16_dot(SoftmaxOfPairs { row_block, state }) }
     }
@@ -89,6 +89,13 @@ impl Multiply for Bf16Pairs {
 }
 
 impl Bf16Pairs {
+    /// Turns scores, multiplied by a factor, into weights as pairs.
+    #[cfg_attr(matrix_unit_model, allow(dead_code, reason = "the model rounds weights itself"))]
+    pub(crate) fn softmax_scaled<S: Simd>(s: S, row_block: ScoreBlock<'_>, factor: f32, state: SoftmaxState<'_>) {
+        // SAFETY: the work has no contract.
+        unsafe { s.with_bf16_dot(ScaledSoftmaxOfPairs { factor, softmax: SoftmaxOfPairs { row_block, state } }) }
+    }
+
     /// Rounds finished weights to pairs, in place.
     pub(crate) fn round<S: Simd>(s: S, row_block: ScoreBlock<'_>) {
         // SAFETY: the work has no contract.
@@ -220,6 +227,23 @@ impl Bf16DotWork for SoftmaxOfPairs<'_> {
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(self, s: S) {
         softmax::<S, Bf16Pairs>(s, self.row_block, self.state);
+    }
+}
+
+/// The same of scores that are multiplied by a factor.
+#[cfg_attr(matrix_unit_model, allow(dead_code, reason = "the model rounds weights itself"))]
+struct ScaledSoftmaxOfPairs<'a> {
+    factor: f32,
+    softmax: SoftmaxOfPairs<'a>,
+}
+
+/// Has no contract: it is safe for any score block.
+impl Bf16DotWork for ScaledSoftmaxOfPairs<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
+        let SoftmaxOfPairs { row_block, state } = self.softmax;
+        softmax_of::<S, Scaled<Bf16Pairs>>(s, row_block, self.factor, state);
     }
 }
 

@@ -22,6 +22,7 @@ use crate::matmul::pack::NonFinite;
 use crate::matmul::tile_shape::next_part;
 use crate::simd::exp::{self, Accuracy, Begun, exp};
 use crate::simd::{LANES, Simd, lanes};
+use core::marker::PhantomData;
 use core::ops::Range;
 
 /// Running state of a row block, padded to whole vectors, and the two factors of the last key block.
@@ -41,6 +42,8 @@ pub(crate) trait WeightForm<S: Simd> {
     type Accuracy: Accuracy;
     /// True if each weight lies where its score was.
     const IN_PLACE: bool;
+    /// True if scores are multiplied by a factor as they are read.
+    const SCALES: bool = false;
 
     /// Writes the sixteen weights of a panel of a row of scores, and returns them as they were written: the numbers that
     /// the row's sum is taken over.
@@ -63,9 +66,35 @@ impl<S: Simd> WeightForm<S> for Floats {
     }
 }
 
+/// Form of weights `W` of scores that are multiplied by a positive factor as they are read: the bits of a pass before.
+pub(crate) struct Scaled<W>(PhantomData<W>);
+
+impl<S: Simd, W: WeightForm<S>> WeightForm<S> for Scaled<W> {
+    type Accuracy = W::Accuracy;
+    const IN_PLACE: bool = W::IN_PLACE;
+    const SCALES: bool = true;
+
+    #[inline(always)]
+    unsafe fn store(s: S, row: *mut f32, panel: usize, weights: S::V) -> S::V {
+        // SAFETY: same contract.
+        unsafe { W::store(s, row, panel, weights) }
+    }
+}
+
 /// Turns the scores of a block into weights relative to the block's own maximum, in the form `W`, and merges the block
 /// into the rows' running state.
 pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
+    softmax_of::<S, W>(s, row_block, 1.0, state);
+}
+
+/// Does what [`softmax`] does with scores that are multiplied by `factor`, if the form [scales](WeightForm::SCALES).
+pub(crate) fn softmax_of<S: Simd, W: WeightForm<S>>(
+    s: S,
+    row_block: ScoreBlock<'_>,
+    factor: f32,
+    state: SoftmaxState<'_>,
+) {
+    debug_assert!(factor > 0.0 && (W::SCALES || factor == 1.0), "a factor of {factor}");
     let ScoreBlock { scores, spans, rows } = row_block;
     let padded = rows.next_multiple_of(LANES);
     assert!(spans.are_of(rows) && scores.len() >= rows * SCORE_STRIDE);
@@ -76,16 +105,17 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
         let end = rows.min(row + spans.len() * tile_rows);
         let scores = &mut scores[row * SCORE_STRIDE..end * SCORE_STRIDE];
         let (max, sum) = (&mut state.rescale_prev[row..end], &mut state.rescale_block[row..end]);
+        let rows = TileScores { scores, factor, max, sum };
         // Compiled apart: together they would not have enough registers, which took a fifth of this step's time.
         if spans[0].apart.is_some() {
             s.vectorize(
                 #[inline(always)]
-                || weights_apart::<S, W>(s, spans, scores, max, sum),
+                || weights_apart::<S, W>(s, spans, rows),
             );
         } else {
             s.vectorize(
                 #[inline(always)]
-                || weights_together::<S, W>(s, spans, tile_rows, scores, max, sum),
+                || weights_together::<S, W>(s, spans, tile_rows, rows),
             );
         }
         row = end;
@@ -96,16 +126,18 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
     );
 }
 
+/// Scores of some tiles of rows, `[row][SCORE_STRIDE]`, their factor, and room for the rows' maxima and sums.
+struct TileScores<'a> {
+    scores: &'a mut [f32],
+    factor: f32,
+    max: &'a mut [f32],
+    sum: &'a mut [f32],
+}
+
 /// Computes the weights of rows that are not [apart](Span::apart), in place, and their maxima and sums.
 #[inline(always)]
-fn weights_together<S: Simd, W: WeightForm<S>>(
-    s: S,
-    spans: &[Span],
-    tile_rows: usize,
-    scores: &mut [f32],
-    max: &mut [f32],
-    sum: &mut [f32],
-) {
+fn weights_together<S: Simd, W: WeightForm<S>>(s: S, spans: &[Span], tile_rows: usize, rows: TileScores<'_>) {
+    let TileScores { scores, factor, max, sum } = rows;
     // No part of a tile is larger than the one before it, so the maxima that were computed ahead are enough; across tiles if
     // a full tile's rows are computed SIDE_ROWS at a time.
     let whole = tile_rows.is_multiple_of(S::SIDE_ROWS);
@@ -122,7 +154,7 @@ fn weights_together<S: Simd, W: WeightForm<S>>(
             let next = row + side;
             let alike = !panels.is_empty() && next + side <= alike_end;
             let max = &mut max[row..if alike { next + side } else { next }];
-            let rows = SideRows { panels: panels.clone(), known, max, sum: &mut sum[row..next] };
+            let rows = SideRows { panels: panels.clone(), factor, known, max, sum: &mut sum[row..next] };
             // SAFETY: `max` belongs to rows below `rows`, which lie inside `scores`, as asserted; spans end inside a block, so
             // panels inside a row.
             unsafe {
@@ -137,13 +169,8 @@ fn weights_together<S: Simd, W: WeightForm<S>>(
 /// Computes the weights of rows that are [apart](Span::apart), in place, and their maxima and sums. Weights of the
 /// panels of the span that are not a row's are 0. A row's panels are moved together, and the weights back.
 #[inline(always)]
-fn weights_apart<S: Simd, W: WeightForm<S>>(
-    s: S,
-    spans: &[Span],
-    scores: &mut [f32],
-    max: &mut [f32],
-    sum: &mut [f32],
-) {
+fn weights_apart<S: Simd, W: WeightForm<S>>(s: S, spans: &[Span], rows: TileScores<'_>) {
+    let TileScores { scores, factor, max, sum } = rows;
     // Only products of floats take rows apart.
     assert!(W::IN_PLACE, "rows apart have their weights where their scores were");
     for (n, scores) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
@@ -155,7 +182,8 @@ fn weights_apart<S: Simd, W: WeightForm<S>>(
             panels[together] = panels[panel];
             together += 1;
         }
-        let row = SideRows { panels: first..together, known: false, max: &mut max[n..=n], sum: &mut sum[n..=n] };
+        let row =
+            SideRows { panels: first..together, factor, known: false, max: &mut max[n..=n], sum: &mut sum[n..=n] };
         // SAFETY: the panels of a span lie inside the row, which is all that is read and written.
         unsafe { weights::<S, W, 1>(s, panels.as_mut_ptr().cast(), row) };
         for panel in (first..end).rev() {
@@ -168,6 +196,8 @@ fn weights_apart<S: Simd, W: WeightForm<S>>(
 /// Rows of a tile that are exponentiated side by side.
 struct SideRows<'a> {
     panels: Range<usize>,
+    /// Factor of the scores, if the form of the weights scales.
+    factor: f32,
     /// True if the rows' maxima have been computed already.
     known: bool,
     /// Maxima of the rows; then, if there are panels and the rows that follow have the same panels, room for
@@ -190,7 +220,8 @@ struct SideRows<'a> {
 /// `panels` lie inside a row.
 #[inline(always)]
 unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut f32, rows: SideRows<'_>) {
-    let SideRows { panels, known, max, sum } = rows;
+    let SideRows { panels, factor, known, max, sum } = rows;
+    let factor = Factor::<S>::of::<W>(s, factor);
     let (max, after_max) = max.split_at_mut(N);
     assert!(sum.len() == N && (after_max.is_empty() || after_max.len() == N));
     // If no rows follow, the same rows are read again and the result is not used.
@@ -204,7 +235,7 @@ unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut 
             for panel in panels.clone() {
                 raise(s, scores.add(panel * LANES), &mut most);
             }
-            reduce(s, most, max);
+            reduce(s, most, factor, max);
         }
         let mut reference = none;
         for (reference, &mut max) in reference.iter_mut().zip(max) {
@@ -213,21 +244,21 @@ unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut 
         let (mut total, mut most) = ([s.splat(0.0); N], none);
         if const { !S::BEGINS_AHEAD } {
             for panel in panels {
-                let begun = begin(s, scores.add(panel * LANES), &reference);
+                let begun = begin(s, scores.add(panel * LANES), factor, &reference);
                 raise(s, after.add(panel * LANES), &mut most);
                 end::<S, W, N>(s, begun, scores, panel, &mut total);
             }
-            reduce(s, most, after_max);
+            reduce(s, most, factor, after_max);
         } else if let Some(last) = panels.clone().last() {
-            let mut begun = begin(s, scores.add(panels.start * LANES), &reference);
+            let mut begun = begin(s, scores.add(panels.start * LANES), factor, &reference);
             raise(s, after.add(panels.start * LANES), &mut most);
             for panel in panels.start..last {
-                let next = begin(s, scores.add((panel + 1) * LANES), &reference);
+                let next = begin(s, scores.add((panel + 1) * LANES), factor, &reference);
                 raise(s, after.add((panel + 1) * LANES), &mut most);
                 end::<S, W, N>(s, begun, scores, panel, &mut total);
                 begun = next;
             }
-            reduce(s, most, after_max);
+            reduce(s, most, factor, after_max);
             end::<S, W, N>(s, begun, scores, last, &mut total);
         }
         for (sum, total) in sum.iter_mut().zip(total) {
@@ -248,24 +279,42 @@ unsafe fn raise<S: Simd, const N: usize>(s: S, scores: *const f32, most: &mut [S
     }
 }
 
-/// Writes the largest lane of each vector, for the vectors that `max` has room for.
-#[inline(always)]
-fn reduce<S: Simd, const N: usize>(s: S, most: [S::V; N], max: &mut [f32]) {
-    for (max, most) in max.iter_mut().zip(most) {
-        *max = s.reduce_max(most);
+/// Factor of scores: `None`, which the compiler knows, where the form of the weights does not scale.
+#[derive(Clone, Copy)]
+struct Factor<S: Simd>(Option<(f32, S::V)>);
+
+impl<S: Simd> Factor<S> {
+    #[inline(always)]
+    fn of<W: WeightForm<S>>(s: S, factor: f32) -> Self {
+        Self(if const { W::SCALES } { Some((factor, s.splat(factor))) } else { None })
     }
 }
 
-/// Begins the exponentials of a panel's scores, less each row's reference.
+/// Writes the largest lane of each vector, multiplied by the factor, for the vectors that `max` has room for.
+#[inline(always)]
+fn reduce<S: Simd, const N: usize>(s: S, most: [S::V; N], factor: Factor<S>, max: &mut [f32]) {
+    for (max, most) in max.iter_mut().zip(most) {
+        let most = s.reduce_max(most);
+        *max = if let Some((factor, _)) = factor.0 { most * factor } else { most };
+    }
+}
+
+/// Begins the exponentials of a panel's scores, multiplied by the factor, less each row's reference.
 ///
 /// # Safety
 /// The caller guarantees sixteen readable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
 #[inline(always)]
-unsafe fn begin<S: Simd, const N: usize>(s: S, scores: *const f32, reference: &[S::V; N]) -> Begun<S::V, N> {
+unsafe fn begin<S: Simd, const N: usize>(
+    s: S,
+    scores: *const f32,
+    factor: Factor<S>,
+    reference: &[S::V; N],
+) -> Begun<S::V, N> {
     let mut x = *reference;
     for (row, x) in x.iter_mut().enumerate() {
         // SAFETY: the caller guarantees sixteen floats in row `row < N`.
-        *x = s.sub(unsafe { s.load(scores.add(row * SCORE_STRIDE)) }, *x);
+        let score = unsafe { s.load(scores.add(row * SCORE_STRIDE)) };
+        *x = s.sub(if let Some((_, factor)) = factor.0 { s.mul(score, factor) } else { score }, *x);
     }
     exp::begin(s, x)
 }
