@@ -165,8 +165,8 @@ pub(crate) fn clear_beside_spans(row_block: &mut ScoreBlock<'_>, of_panel: usize
 /// Sums of a pair of tiles of rows and two vectors of columns.
 pub(crate) type Part = [[f32; BLOCK]; BLOCK];
 
-/// Calls `part(steps, vectors, sums)` for each pair of tiles of rows and each two vectors of columns, to compute their sums, and adds these to
-/// the running outputs. A panel has `of_panel` groups of values.
+/// Computes weighted sums by `part(steps, vectors, sums)`, for two tiles of rows and two vectors of columns at a time, and adds them
+/// to the running outputs. A panel has `of_panel` groups of values.
 ///
 /// # Safety
 /// Running outputs are those of the rows; `T` has the size of a group.
