@@ -74,7 +74,10 @@ pub(crate) const EXACT: [File; 2] = [("fma.txt", Isa::has_fma), ("no_fma.txt", |
 
 /// Files of calls with [`sdpa::Precision::Native`], by the arithmetic of the instruction set: AVX512_BF16, or a matrix unit.
 pub(crate) const NATIVE: [File; 2] = [
-    ("native_pairs.txt", |isa| cfg!(target_arch = "x86_64") && isa.has_native_bf16() && !has_unit(isa)),
+    ("native_pairs.txt", |isa| {
+        let of_x86 = cfg!(all(target_arch = "x86_64", not(matrix_unit_model)));
+        of_x86 && isa.has_native_bf16() && !has_unit(isa)
+    }),
     ("native_tiles.txt", has_unit),
 ];
 
