@@ -11,7 +11,7 @@
 //! Rules (DESIGN.md, "Traps", has the reason for each):
 //! 1. A token (`Avx2`, `Avx512`, …) proves that the machine has the instructions; only
 //!    [`Isa`](crate::Isa), [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] make one, after detection; that of a matrix unit
-//!    is part of it ([`Simd::matrix_unit`]); [`Simd::half`]
+//!    is part of it ([`Simd::has_matrix_unit`]); [`Simd::half`]
 //!    makes that of its half.
 //! 2. Functions generic over `S: Simd` that run below the boundary are `#[inline(always)]`. One that is not inlined into its
 //!    `#[target_feature]` caller runs a hundred times slower.
@@ -25,7 +25,6 @@ pub(crate) use crate::simd::level::{FIRST, Level, NO_LEVEL, SECOND, SECOND_OR_NO
 pub(crate) use crate::simd::numbers::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, SHIFT, TWO_TO_MINUS_64};
 pub(crate) use crate::simd::pairs::Bf16x2;
 pub(crate) use crate::simd::quads::{Half, Lower, Query4, Upper, Words4};
-use crate::simd::tiles::{MatrixUnit, Unit};
 pub(crate) use crate::simd::vector::{FOUR, Vector};
 pub(crate) use crate::simd::width::LANES;
 use crate::simd::width::LINE_BYTES;
@@ -45,6 +44,7 @@ pub(crate) mod portable;
 pub(crate) mod quads;
 pub(crate) mod terms;
 pub(crate) mod tiles;
+pub(crate) mod unit;
 pub(crate) mod vector;
 pub(crate) mod width;
 #[cfg(target_arch = "x86_64")]
@@ -129,10 +129,10 @@ pub(crate) unsafe trait Simd: Vector {
         unreachable!("no products of pairs")
     }
 
-    /// Returns the matrix unit, if the instruction set has one and this process may use it. A model of one goes with every set.
+    /// Returns true if a matrix unit goes with the vectors, and this process may use it. A model of one goes with every set.
     #[inline(always)]
-    fn matrix_unit(self) -> Option<Unit> {
-        if cfg!(matrix_unit_model) { Unit::detect().ok() } else { None }
+    fn has_matrix_unit(self) -> bool {
+        cfg!(matrix_unit_model)
     }
 
     /// Stores as bfloat16, rounded to nearest even: numbers beyond the largest become ±∞, subnormal numbers are rounded

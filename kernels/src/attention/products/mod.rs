@@ -83,7 +83,7 @@ impl Products {
             Some(Dtype::Bf16) if call.precision == Precision::Native => native(s).unwrap_or(Arithmetic::Floats),
             Some(_) => Arithmetic::Floats,
             None if call.kv.int4().is_some() => Arithmetic::Int4,
-            None if s.matrix_unit().is_some() && int8_tiles::takes(call.kv.dims()[0]) => Arithmetic::Int8Tiles,
+            None if s.has_matrix_unit() && int8_tiles::takes(call.kv.dims()[0]) => Arithmetic::Int8Tiles,
             None => Arithmetic::Int8,
         });
         // One span describes the rows of both.
@@ -169,6 +169,6 @@ impl Products {
 
 /// Returns the arithmetic of [`Precision::Native`] for bfloat16, if the machine has one that is faster than floats.
 fn native<S: Simd>(s: S) -> Option<Arithmetic> {
-    let unit = s.matrix_unit().map(|_| Arithmetic::Bf16Tiles);
+    let unit = s.has_matrix_unit().then_some(Arithmetic::Bf16Tiles);
     unit.or(s.has_bf16_dot().then_some(Arithmetic::Bf16Pairs))
 }

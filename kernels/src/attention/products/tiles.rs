@@ -11,7 +11,8 @@ use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::{MAX_SPAN_ROWS, Span};
 use crate::matmul::dot_tile::Later;
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
-use crate::simd::tiles::{BLOCK, MatrixUnit, Product, Start, TILE, TileBlock, Tiles, Unit};
+use crate::simd::tiles::{BLOCK, Product, Start, TILE, TileBlock, Tiles};
+use crate::simd::unit::{self, UnitTiles};
 use crate::simd::{LANES, Simd};
 use crate::tensor::panels::panel_bits;
 use crate::tensor::rows::Rows;
@@ -22,15 +23,6 @@ const GROUP_BYTES: usize = 4;
 
 // A span describes a tile's rows, and row blocks of two tiles do not share a vector of row states.
 const _: () = assert!(TILE <= MAX_SPAN_ROWS && BLOCK <= MAX_ROW_BLOCK && BLOCK.is_multiple_of(LANES));
-
-/// Returns the tiles of the unit.
-///
-/// # Panics
-/// If there is none: a call is multiplied this way only where there is one.
-#[inline(always)]
-fn tiles<S: Simd>(s: S) -> <Unit as MatrixUnit>::Tiles {
-    s.matrix_unit().expect("this arithmetic is that of a matrix unit").configure()
-}
 
 /// One or two tiles of rows, which the unit multiplies together, and the panels that they need.
 struct RowPair {
@@ -93,7 +85,7 @@ pub(crate) unsafe fn scores<S: Simd>(
 ) {
     assert!(operands.queries.len() == run.rows && run.spans.len() == run.rows.div_ceil(TILE));
     assert!(run.out.len() >= run.rows * SCORE_STRIDE && run.panels.end * LANES <= SCORE_STRIDE);
-    let mut tiles = tiles(s);
+    let mut tiles = unit::tiles(s);
     for RowPair { rows, panels, seen } in row_pairs(run.spans, run.rows) {
         let (mut panel, end) = (panels.start.max(run.panels.start), panels.end.min(run.panels.end));
         while panel < end {
@@ -176,12 +168,12 @@ pub(crate) unsafe fn sums<S: Simd, T: Copy + Default>(
     sums: &mut ValueSums<'_>,
     values: Rows<T>,
     of_panel: usize,
-    mut part: impl FnMut(&mut <Unit as MatrixUnit>::Tiles, ValueSteps<'_, T>, Range<usize>, &mut Part),
+    mut part: impl FnMut(&mut UnitTiles, ValueSteps<'_, T>, Range<usize>, &mut Part),
 ) {
     const { assert!(size_of::<T>() == GROUP_BYTES) }
     assert!(sums.ends.is_none(), "rows end with floats");
     sums.check::<S>(TILE, SCORE_STRIDE);
-    let (mut tiles, mut sum) = (tiles(s), [[0.0; BLOCK]; BLOCK]);
+    let (mut tiles, mut sum) = (unit::tiles(s), [[0.0; BLOCK]; BLOCK]);
     for pair in row_pairs(sums.spans, sums.rows) {
         let spans = &sums.spans[pair.rows.start / TILE..pair.rows.end.div_ceil(TILE)];
         let end = spans.iter().map(|span| span.keys().end.div_ceil(LANES / of_panel)).max().unwrap_or(0);

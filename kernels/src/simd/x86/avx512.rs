@@ -4,7 +4,8 @@
 use super::avx2::Avx2;
 use super::avx2_half::{Avx2Half, max8, sum8};
 use crate::simd::numbers::LOWEST_EXPONENT;
-use crate::simd::tiles::{MatrixUnit, Unit};
+use crate::simd::tiles::MatrixUnit;
+use crate::simd::unit::Unit;
 use crate::simd::{Bf16DotWork, Bf16x2, Int8DotWork, LANES, Simd, Vector};
 use core::arch::x86_64::*;
 
@@ -13,8 +14,8 @@ use core::arch::x86_64::*;
 pub(crate) struct Avx512Token<const EXTRA: u8> {
     /// Result of [`Simd::has_large_l1`].
     large_l1: bool,
-    /// Matrix unit that goes with the vectors.
-    unit: Option<Unit>,
+    /// Result of [`Simd::has_matrix_unit`].
+    unit: bool,
 }
 
 const NOTHING: u8 = 0;
@@ -43,7 +44,7 @@ impl<const EXTRA: u8> Avx512Token<EXTRA> {
         // of the others some have (Ice Lake), most have 32 (Zen 4, Skylake). The cache size is not queried: a virtual
         // machine takes microseconds to answer.
         let large_l1 = is_x86_feature_detected!("avxvnni");
-        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { large_l1, unit: None })
+        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { large_l1, unit: cfg!(matrix_unit_model) })
     }
 
     /// Overrides [`Simd::has_large_l1`].
@@ -59,8 +60,8 @@ impl Avx512 {
     /// may use it.
     pub(crate) fn detect_with_unit() -> Option<Self> {
         let beside = Avx512Vnni::detect().is_some() && Avx512Bf16::detect().is_some();
-        let unit = Some(Unit::detect().ok().filter(|_| beside)?);
-        Some(Self { unit, ..Self::detect()? })
+        let unit = beside && Unit::detect().is_ok();
+        Self::detect().filter(|_| unit).map(|vectors| Self { unit, ..vectors })
     }
 }
 
@@ -193,8 +194,8 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     }
 
     #[inline(always)]
-    fn matrix_unit(self) -> Option<Unit> {
-        self.unit.or(if cfg!(matrix_unit_model) { Unit::detect().ok() } else { None })
+    fn has_matrix_unit(self) -> bool {
+        self.unit
     }
 
     #[inline(always)]
