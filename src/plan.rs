@@ -11,9 +11,7 @@ use crate::plan::task_rows::Rows;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use core::fmt;
-use sdpa_kernels::{
-    Accumulation, Isa, KEY_BLOCK, MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MEMORY_BOUND_ROWS, SplitRows, Then, Tiling,
-};
+use sdpa_kernels::{Accumulation, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, MEMORY_BOUND_ROWS, Rates, SplitRows, Then, Tiling};
 
 /// Runs of units per worker: enough that others wait little for the last to finish.
 const RUNS_PER_WORKER: usize = 4;
@@ -42,6 +40,7 @@ pub struct Plan {
     pub(crate) isa: Isa,
     /// Numbers of rows and of keys that are multiplied together.
     pub(crate) tile: (usize, usize),
+    /// Largest number of rows of a row block.
     row_block: usize,
     threads: usize,
     pub(crate) workers: usize,
@@ -64,8 +63,7 @@ impl Plan {
         let task_rows = rows.per_task(problem, workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
-        let by_rows =
-            Self { tile: rates.tile, row_block: rates.row_block, ..Self::by_rows(shape, exec, workers, tasks, tiling) };
+        let by_rows = Self::by_rows(shape, exec, rates, workers, tasks, tiling);
         let most_rows = MEMORY_BOUND_ROWS.min(tiling.task_rows());
         if problem.call().visible.window.is_none()
             && let Some(work) = by_rows.split_work(problem, most_rows)
@@ -93,21 +91,19 @@ impl Plan {
         let (tile_rows, _) = rates.tile;
         let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, rows, tile_rows);
         let (workers, work) = (problem.workers(exec), problem.call().accumulation(rows).apart());
-        let plan =
-            Self { tile: rates.tile, row_block: rates.row_block, ..Self::by_rows(shape, exec, workers, 1, tiling) };
-        plan.by_keys(problem, workers, rows, work)
+        Self::by_rows(shape, exec, rates, workers, 1, tiling).by_keys(problem, workers, rows, work)
     }
 
     /// Plans tasks of rows.
-    fn by_rows(shape: Shape, exec: Exec, workers: usize, tasks: usize, tiling: Tiling) -> Self {
-        let (Exec { isa, threads, .. }, workers) = (exec, workers.min(tasks.max(1)));
+    fn by_rows(shape: Shape, exec: Exec, rates: Rates, workers: usize, tasks: usize, tiling: Tiling) -> Self {
+        let (Exec { isa, threads, .. }, Rates { tile, row_block, .. }) = (exec, rates);
         Self {
             shape,
             isa,
-            tile: isa.tile(),
-            row_block: MAX_ROW_BLOCK,
+            tile,
+            row_block,
             threads,
-            workers,
+            workers: workers.min(tasks.max(1)),
             tasks,
             tiling,
             split: None,

@@ -10,7 +10,7 @@ use sdpa::{Bf16, Dtype, F16, Inputs, Precision, View};
 /// Every element type.
 pub(crate) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
-/// What fused paths read and how precisely they compute.
+/// Element type and precision of fused paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Numbers {
     pub(crate) dtype: Dtype,
@@ -29,7 +29,7 @@ impl Numbers {
         (self != Self::DEFAULT).then(|| format!("fused paths in {}, precision {}", self.dtype, self.precision))
     }
 
-    /// What a path reads, and its precision if it has a choice. Paths that are not fused read the same numbers in f32.
+    /// Element type of a path, and its precision if it has a choice. Paths that are not fused read the same numbers in f32.
     pub(crate) fn of(self, method: Method) -> (Dtype, Option<Precision>) {
         match method {
             Method::Fused(_) => (self.dtype, Some(self.precision)),

@@ -265,7 +265,7 @@ mod tests {
         assert!(!reference.errors(&shape, &answer.out, &answer.lse).within(&reference.bound));
     }
 
-    /// Of every instruction set; native ones beyond the bound of exact ones, which would otherwise do.
+    /// Errors on every instruction set: native ones are beyond the bound of exact ones, which would otherwise do.
     #[test]
     fn errors_of_16_bits_are_within_their_bounds() {
         let shape = Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 50, kv_len: 300, head_dim: 40, value_dim: 24 };
@@ -295,7 +295,7 @@ mod tests {
         }
     }
 
-    /// What a path that rounds weights may be off by grows with the distance of values from their mean, not with values.
+    /// The error of a path that rounds weights grows with the distance of values from their mean, not with values.
     #[test]
     fn the_spread_of_values_is_that_around_the_output() {
         let shape = Shape { batch: 1, heads: 1, kv_heads: 1, q_len: 2, kv_len: 3, head_dim: 2, value_dim: 2 };

@@ -12,7 +12,7 @@ pub(crate) struct Settings {
     pub(crate) causality: Causality,
     pub(crate) window: Option<Sides>,
     pub(crate) alignment: Option<Alignment>,
-    /// Of fused paths alone: the others and the oracle compute exactly.
+    /// Precision of fused paths alone: the others and the oracle compute exactly.
     pub(crate) precision: Precision,
 }
 

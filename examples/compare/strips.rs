@@ -101,7 +101,7 @@ impl<'a> Cut<'a> {
         Self { tensors, settings, shape }
     }
 
-    /// What fused paths read of the call, and how precisely they compute it.
+    /// Element type of the call, and its precision on fused paths.
     pub(crate) fn numbers(&self) -> Numbers {
         Numbers::of_call(&self.settings, self.tensors)
     }

@@ -21,8 +21,8 @@ fn time(checked: &CheckedCall<'_>, isa: Isa) -> f64 {
     }
 }
 
-/// Time of one sequence; `rate` is the part of the time of floats that products take. Of QKᵀ and PV over the ranges of keys that its rows see, or, with few rows, of reading these keys
-/// and values. Sequences that share tensors read them together.
+/// Time of one sequence: of QKᵀ and PV over the ranges of keys that its rows see, or, with few rows, of reading these keys
+/// and values. Sequences that share tensors read them together. `rate` is the call's time as a part of that with floats.
 fn time_of(checked: &CheckedCall<'_>, rate: f64, &Sequence { q_len, kv_len, offset, .. }: &Sequence) -> f64 {
     let (call, dims) = (checked.call(), checked.call().kv.dims());
     if q_len == 0 {

@@ -114,7 +114,7 @@ impl Plan {
         let call = problem.call();
         let mut notes = Vec::new();
         let mut note = |when: bool, text: &str| {
-            if when && !text.is_empty() {
+            if when {
                 notes.push(text.to_string());
             }
         };
@@ -140,8 +140,6 @@ impl Plan {
             let pairs = call.kv.dtypes() != [None; 2] && call.rates(isa).products != [1.0; 2];
             note(pairs, "bfloat16 is multiplied as it is");
         }
-        note(call.rates(self.isa).unit, "the matrix unit multiplies");
-        note(true, self.without_unit(problem).unwrap_or_default());
         note(
             self.tiling.pack_keys() < KEY_BLOCK,
             "head_dim is large: keys are packed in parts, again for every row block",
@@ -164,21 +162,20 @@ impl Plan {
         );
         note(problem.checked.outputs().key_weight_sums.is_some(), "key weight sums take two more QKᵀ, uncounted here");
         note(self.workers == 1, "one thread: more were not offered, or would not pay");
+        notes.extend(self.unit_note(problem).map(str::to_string));
         notes.extend(slow_build(OPT_LEVEL));
         notes
     }
-}
 
-impl Plan {
-    /// Returns the reason why a matrix unit that this machine has does not multiply.
-    fn without_unit(&self, problem: &Problem<'_>) -> Option<&'static str> {
+    /// Returns a remark on the machine's matrix unit, if it has one: whether it multiplies, or why not.
+    fn unit_note(&self, problem: &Problem<'_>) -> Option<&'static str> {
         let call = problem.call();
         match self.isa.matrix_unit() {
             Err(NoMatrixUnit::Refused) if self.isa == Isa::detect() => {
                 return Some("the system does not let this process use the machine's matrix unit");
             }
             Err(_) => return None,
-            Ok(()) if call.rates(self.isa).unit => return None,
+            Ok(()) if call.rates(self.isa).unit => return Some("the matrix unit multiplies"),
             Ok(()) => {}
         }
         Some(match call.kv.dtypes() {

@@ -43,7 +43,7 @@ fn a_tiny_sweep_writes_its_files() {
     }
 }
 
-/// What fused paths read, and how precisely they compute, stands in the picture and in the last columns.
+/// The element type and the precision of fused paths stand in the picture and in the last columns.
 #[test]
 fn sweeps_of_16_bits_say_so() {
     let folder = TemporaryFolder::new("sweep-types");

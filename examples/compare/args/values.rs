@@ -1,4 +1,4 @@
-//! What the values of flags say.
+//! Values of flags.
 
 use super::Only;
 use crate::elements;

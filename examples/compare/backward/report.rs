@@ -81,7 +81,7 @@ fn error(got: &[f64], exact: &[f64]) -> f64 {
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) path: Path,
-    /// What it reads.
+    /// Element type that the path reads.
     pub(super) dtype: Dtype,
     /// Median times of forward and backward together, and of backward alone.
     pub(super) seconds: [f64; 2],

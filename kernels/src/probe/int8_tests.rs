@@ -78,7 +78,7 @@ impl Case {
         {
             use crate::simd::{
                 Int8DotWork,
-                x86::{avx2::Avx2, avx512::Avx512Vnni},
+                x86::{avx2::Avx2, avx512_token::Avx512Vnni},
             };
             if let Some(avx2) = Avx2::detect() {
                 // SAFETY: the scores' keys are in whole panels.

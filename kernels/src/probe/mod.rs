@@ -17,6 +17,7 @@ use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::key_sums::{self, Chain, KeySums};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax;
+use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::attention::steps::span::{Span, Spans};
 use crate::kv::key_block::{BlockValues, ColumnValues, Keys};
 use crate::kv::source::KeyValues;
@@ -243,7 +244,8 @@ impl Bench {
                 softmax::softmax::<_, Floats>(
                     s,
                     row_block,
-                    softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
+                    1.0,
+                    SoftmaxState { max, sum, rescale_prev, rescale_block },
                 );
             }
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.

@@ -26,12 +26,13 @@ macro_rules! dispatch {
             }
             #[cfg(target_arch = "x86_64")]
             $crate::simd::isa::Kind::Avx512 => {
-                let $s = $crate::simd::x86::avx512::Avx512::detect().expect($crate::simd::dispatch::PROOF);
+                let $s = $crate::simd::x86::avx512_token::Avx512::detect().expect($crate::simd::dispatch::PROOF);
                 $work
             }
             #[cfg(target_arch = "x86_64")]
             $crate::simd::isa::Kind::Amx => {
-                let $s = $crate::simd::x86::avx512::Avx512::detect_with_unit().expect($crate::simd::dispatch::PROOF);
+                let $s =
+                    $crate::simd::x86::avx512_token::Avx512::detect_with_unit().expect($crate::simd::dispatch::PROOF);
                 $work
             }
         }
@@ -50,7 +51,7 @@ macro_rules! of_every_token {
         $(#[$doc])*
         #[cfg(target_arch = "x86_64")]
         pub(crate) trait $name:
-            $of<$crate::simd::portable::Portable> + $of<$crate::simd::x86::avx2::Avx2> + $of<$crate::simd::x86::avx512::Avx512>
+            $of<$crate::simd::portable::Portable> + $of<$crate::simd::x86::avx2::Avx2> + $of<$crate::simd::x86::avx512_token::Avx512>
         {
         }
     };

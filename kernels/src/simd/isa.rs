@@ -5,7 +5,7 @@ use crate::simd::aarch64::neon::Neon;
 use crate::simd::tiles::{MatrixUnit, NoMatrixUnit};
 use crate::simd::unit::Unit;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::x86::{avx2::Avx2, avx512::Avx512};
+use crate::simd::x86::{avx2::Avx2, avx512_token::Avx512};
 use crate::simd::{LANES, Simd};
 use core::fmt;
 

@@ -43,8 +43,6 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
     /// True if this is the first block that the current row block accumulates, and every tile's span of it is nonempty:
     /// running outputs are written, not read.
     pub(crate) fresh: bool,
-    /// Factor that the current row block's scores lack, and the softmax multiplies them by; otherwise 1.
-    pub(crate) factor: f32,
     /// Step that multiplies scores by the scale.
     pub(crate) scaling: Scaling,
     /// Copies of the scores that the backward pass asks for.
@@ -62,6 +60,16 @@ pub(crate) enum Scaling {
     First,
     /// The softmax, where nothing before it asks for the numbers.
     InSoftmax,
+}
+
+impl Scaling {
+    /// Returns the factors by which QKᵀ, and then the softmax, multiply scores.
+    pub(crate) fn factors(self, scale: f32) -> [f32; 2] {
+        match self {
+            Self::First => [scale, 1.0],
+            Self::InSoftmax => [1.0, scale],
+        }
+    }
 }
 
 /// Memory for what the backward pass needs of scores before they are final, each `[row][SCORE_STRIDE]`.
@@ -123,7 +131,6 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
             packed_keys: None,
             packed_values: None,
             fresh: false,
-            factor: 1.0,
             scaling: Scaling::First,
             copies: ScoreCopies::default(),
             prefetch: prefetch::of_block(task, [first, len], values),

@@ -1,6 +1,6 @@
 //! QKᵀ of a row block and a key block. Keys are read where they lie, or packed here.
 
-use crate::attention::blocks::key_block::{KeyBlock, Scaling};
+use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::queries::{Queries, are_readable_in_place};
 use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::{KeySource, KeysToPack, LaterKeys, Packing, QueryRows, RunKeys};
@@ -40,13 +40,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             }
         };
         let rows = self.query_rows::<A>(row_block);
-        let scale = match self.scaling {
-            Scaling::First => task.call.scale,
-            Scaling::InSoftmax => {
-                self.factor = task.call.scale;
-                1.0
-            }
-        };
+        let [scale, _] = self.scaling.factors(task.call.scale);
         let needed = if ready { 0..self.len } else { self.needed.clone() };
         for first in needed.clone().step_by(run) {
             let keys = first..needed.end.min(first + run);

@@ -54,7 +54,8 @@ impl<'a> Mask<'a> {
 pub struct Ragged<'a> {
     /// Cumulative query lengths, from 0, never decreasing: one entry more than there are sequences.
     pub q: &'a [usize],
-    /// Cumulative key lengths, from 0, never decreasing: one entry more than there are sequences. `None` for a cache or pages: their sequences have lengths.
+    /// Cumulative key lengths, from 0, never decreasing: one entry more than there are sequences. `None` for a
+    /// cache or pages: their sequences have lengths.
     pub k: Option<&'a [usize]>,
 }
 

@@ -7,6 +7,7 @@ use crate::attention::call::RowSet;
 use crate::attention::scratch::{Regions, Scratch};
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax;
+use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::matmul::operands::Floats;
 use crate::simd::{Simd, quiet};
 use crate::tensor::rows::KEY_BLOCK;
@@ -75,7 +76,8 @@ impl<S: Simd> AttentionTask<'_, S> {
                 softmax::softmax::<_, Floats>(
                     self.s,
                     row_block,
-                    softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
+                    1.0,
+                    SoftmaxState { max, sum, rescale_prev, rescale_block },
                 );
             }
         }

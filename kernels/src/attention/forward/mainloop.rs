@@ -25,7 +25,7 @@ use crate::attention::products::multiply::Multiply;
 use crate::attention::scratch::{MAX_ROW_BLOCK, Regions, SCORE_STRIDE, Scratch};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::score_passes::{self, ScoreBlock};
-use crate::attention::steps::softmax;
+use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::matmul::pack::NonFinite;
 use crate::simd::Simd;
 use core::ops::Range;
@@ -109,10 +109,10 @@ impl<S: Simd> AttentionTask<'_, S> {
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
         let (mut ends, mut ended) = (None, EndedRowBlocks::NONE);
-        let mut memory = BlockMemory::new();
+        let (mut memory, scaling) = (BlockMemory::new(), self.scaling());
         for first in blocks {
             let mut block = KeyBlock::of(self, first, queries, &mut memory, regions);
-            block.scaling = self.scaling();
+            block.scaling = scaling;
             for (number, row_block) in self.row_blocks().enumerate() {
                 let visible = block.compute_scores(row_block.clone());
                 let by_all = visible && !block.spans.iter().any(|span| span.is_empty());
@@ -131,9 +131,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                     continue;
                 }
                 block.drop_weights(row_block.clone());
-                // Row blocks that end are counted as those of floats.
                 let ending = S::ENDS_ROWS
-                    && self.products.row_block() == MAX_ROW_BLOCK
                     && (nonfinite == NonFinite::Ignored && by_all && last == Some(first))
                     && block.values.are_floats()
                     && self.prepare_ends(row_block.clone(), ends.get_or_insert_with(RowBlockEnds::none), block.regions);
@@ -145,6 +143,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                 // SAFETY: rows that end were prepared just now.
                 by_arithmetic!(self.products.values, |A| unsafe { block.accumulate_pv::<A>(mode, row_block) });
                 if let PvMode::Ending(ends) = mode {
+                    debug_assert!(self.products.row_block() == MAX_ROW_BLOCK, "floats end rows");
                     ended.add(number, ends);
                 }
             }
@@ -199,9 +198,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let visible_keys = self.visible_keys(nonfinite, row_block.len());
         let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *self.regions;
         let (max, sum) = (&mut max[row_block.start..], &mut sum[row_block.start..]);
-        let state = softmax::SoftmaxState { max, sum, rescale_prev, rescale_block };
+        let state = SoftmaxState { max, sum, rescale_prev, rescale_block };
         let block = ScoreBlock { scores, spans: self.spans, rows: row_block.len() };
-        let factor = self.factor;
+        let [_, factor] = self.scaling.factors(self.task.call.scale);
         by_arithmetic!(self.task.products.weights, |A| A::softmax(self.task.s, block, factor, state));
         visible_keys
     }

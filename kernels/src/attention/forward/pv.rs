@@ -7,7 +7,7 @@ use crate::attention::products::operands::{Packing, ValuesToPack};
 use crate::attention::products::pv::{ValueSums, WeightSigns};
 use crate::attention::scratch::{Regions, SCORE_STRIDE};
 use crate::attention::steps::epilogue::RowBlockEnds;
-use crate::attention::steps::softmax;
+use crate::attention::steps::softmax_merge;
 use crate::attention::steps::span::MAX_SPAN_ROWS;
 use crate::kv::key_block::{ColumnValues, Columns};
 use crate::kv::value_panels::VALUE_COLS;
@@ -185,7 +185,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             for (r, part) in here.zip(part.chunks_exact(width)) {
                 let factors = [&rescale_prev[r..=r], &rescale_block[r..=r]];
                 let out = &mut out[(row_block.start + r) * stride + columns.first..][..width];
-                softmax::merge_outputs(task.s, factors, out, part, width, NonFinite::Handled);
+                softmax_merge::merge_outputs(task.s, factors, out, part, width, NonFinite::Handled);
             }
         }
     }

@@ -4,15 +4,17 @@
 
 use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{KeySource, KeysToPack, QueryRow, QueryRows, RunKeys, ValuesToPack};
+#[cfg(not(matrix_unit_model))]
+use crate::attention::products::pairs::SoftmaxOfPairs;
 use crate::attention::products::pairs::{pack_key_pairs, pack_value_pairs, store_query_pairs};
 use crate::attention::products::pv::ValueSums;
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::products::tiles::{self, ScoreOperands, WeightPlane};
 use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::softmax::SoftmaxState;
 #[cfg(matrix_unit_model)]
-use crate::attention::steps::softmax::{Scaled, softmax_of};
+use crate::attention::steps::softmax::{Scaled, softmax};
+use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
 #[cfg(not(matrix_unit_model))]
@@ -99,9 +101,12 @@ impl Multiply for Bf16Tiles {
 
     fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, factor: f32, state: SoftmaxState<'_>) {
         #[cfg(not(matrix_unit_model))]
-        Bf16Pairs::softmax_scaled(s, row_block, factor, state);
+        // SAFETY: the work has no contract.
+        unsafe {
+            s.with_bf16_dot(SoftmaxOfPairs { row_block, factor: Some(factor), state });
+        }
         #[cfg(matrix_unit_model)]
-        softmax_of::<S, Scaled<model::Rounded>>(s, row_block, factor, state);
+        softmax::<S, Scaled<model::Rounded>>(s, row_block, factor, state);
     }
 
     unsafe fn prepare_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {

@@ -42,7 +42,7 @@ pub(crate) fn takes(head_dim: usize) -> bool {
 
 impl Multiply for Int8Tiles {
     const FINITE: bool = true;
-    // Twice as many as of pairs; a weight of 16 bits takes two.
+    // Two for each of pairs; a weight of 16 bits takes two.
     const PRODUCTS: [f64; 2] = [32.0, 16.0];
     const TIME: f64 = 0.3;
     const VALUE_GROUP: usize = QUAD;

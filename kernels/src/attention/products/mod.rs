@@ -1,8 +1,8 @@
 //! Products of matrices: queries by keys, weights by values. An [`Arithmetic`] owns how the four lie in memory, and both loops. It
 //! is decided once for a worker of a launch ([`Products`]).
 //!
-//! A new one is a file of this room that implements [`Multiply`], a variant of [`Arithmetic`] and an
-//! arm of [`by_arithmetic!`]; [`native`] says where it is used.
+//! A new one is a file of this room that implements [`Multiply`], a variant of [`Arithmetic`] and an arm of [`by_arithmetic!`];
+//! [`native`] says where it is used.
 
 use crate::attention::call::Call;
 use crate::attention::call::row_mods::Given;

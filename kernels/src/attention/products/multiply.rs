@@ -5,7 +5,8 @@ use crate::attention::products::pv::ValueSums;
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::softmax::{SoftmaxState, softmax};
+use crate::attention::steps::softmax::softmax;
+use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::operands::Floats;
 use crate::simd::Simd;
@@ -69,8 +70,8 @@ pub(crate) trait Multiply {
 
     /// Turns scores into weights, and merges them into the rows' state. `factor` is 1 unless the softmax
     /// [scales](Self::SCALES_IN_SOFTMAX).
-    fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, _factor: f32, state: SoftmaxState<'_>) {
-        softmax::<S, Floats>(s, row_block, state);
+    fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, factor: f32, state: SoftmaxState<'_>) {
+        softmax::<S, Floats>(s, row_block, factor, state);
     }
     /// Brings weights into the form in which they meet these values; `from` is the arithmetic of the softmax that stored them.
     ///
@@ -94,8 +95,7 @@ pub(crate) trait Multiply {
     /// # Safety
     /// For every key of the block up to the end of the last span, in whole groups of keys, the values of the columns of `sums` are
     /// readable, to the end of the vector that holds the last, in the form that this arithmetic reads; weights of keys of a group
-    /// beyond the span are 0. If
-    /// rows end, each row's pointer is writable for these columns, which no other worker writes.
+    /// beyond the span are 0. If rows end, each row's pointer is writable for these columns, which no other worker writes.
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues);
 }
 

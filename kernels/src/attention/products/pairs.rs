@@ -8,7 +8,8 @@ use crate::attention::products::pv::{ValueSums, Values, values};
 use crate::attention::products::qk;
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::softmax::{Scaled, SoftmaxState, WeightForm, softmax, softmax_of};
+use crate::attention::steps::softmax::{Scaled, WeightForm, softmax};
+use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
 use crate::matmul::operands::{Bf16Pairs, HalfPair};
@@ -60,7 +61,7 @@ impl Multiply for Bf16Pairs {
 
     fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, _: f32, state: SoftmaxState<'_>) {
         // SAFETY: the work has no contract.
-        unsafe { s.with_bf16_dot(SoftmaxOfPairs { row_block, state }) }
+        unsafe { s.with_bf16_dot(SoftmaxOfPairs { row_block, factor: None, state }) }
     }
 
     unsafe fn prepare_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {
@@ -89,13 +90,6 @@ impl Multiply for Bf16Pairs {
 }
 
 impl Bf16Pairs {
-    /// Turns scores, multiplied by a factor, into weights as pairs.
-    #[cfg_attr(matrix_unit_model, allow(dead_code, reason = "the model rounds weights itself"))]
-    pub(crate) fn softmax_scaled<S: Simd>(s: S, row_block: ScoreBlock<'_>, factor: f32, state: SoftmaxState<'_>) {
-        // SAFETY: the work has no contract.
-        unsafe { s.with_bf16_dot(ScaledSoftmaxOfPairs { factor, softmax: SoftmaxOfPairs { row_block, state } }) }
-    }
-
     /// Rounds finished weights to pairs, in place.
     pub(crate) fn round<S: Simd>(s: S, row_block: ScoreBlock<'_>) {
         // SAFETY: the work has no contract.
@@ -216,9 +210,11 @@ impl<S: Bf16Dot> WeightForm<S> for Bf16Pairs {
 }
 
 /// Softmax that stores weights as pairs.
-struct SoftmaxOfPairs<'a> {
-    row_block: ScoreBlock<'a>,
-    state: SoftmaxState<'a>,
+pub(crate) struct SoftmaxOfPairs<'a> {
+    pub(crate) row_block: ScoreBlock<'a>,
+    /// Factor of the scores, if they lack one.
+    pub(crate) factor: Option<f32>,
+    pub(crate) state: SoftmaxState<'a>,
 }
 
 /// Has no contract: it is safe for any score block.
@@ -226,24 +222,11 @@ impl Bf16DotWork for SoftmaxOfPairs<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(self, s: S) {
-        softmax::<S, Bf16Pairs>(s, self.row_block, self.state);
-    }
-}
-
-/// The same of scores that are multiplied by a factor.
-#[cfg_attr(matrix_unit_model, allow(dead_code, reason = "the model rounds weights itself"))]
-struct ScaledSoftmaxOfPairs<'a> {
-    factor: f32,
-    softmax: SoftmaxOfPairs<'a>,
-}
-
-/// Has no contract: it is safe for any score block.
-impl Bf16DotWork for ScaledSoftmaxOfPairs<'_> {
-    type Output = ();
-    #[inline(always)]
-    unsafe fn run<S: Bf16Dot>(self, s: S) {
-        let SoftmaxOfPairs { row_block, state } = self.softmax;
-        softmax_of::<S, Scaled<Bf16Pairs>>(s, row_block, self.factor, state);
+        let Self { row_block, factor, state } = self;
+        match factor {
+            Some(factor) => softmax::<S, Scaled<Bf16Pairs>>(s, row_block, factor, state),
+            None => softmax::<S, Bf16Pairs>(s, row_block, 1.0, state),
+        }
     }
 }
 

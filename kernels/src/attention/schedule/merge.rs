@@ -1,7 +1,7 @@
 //! Merges: of softmax states, one accumulated over later keys into one accumulated over earlier keys, and of results over
 //! different keys.
 
-use crate::attention::steps::softmax::{self, SoftmaxState};
+use crate::attention::steps::softmax_merge::{self, SoftmaxState};
 use crate::elementary::{exp, ln};
 use crate::matmul::pack::NonFinite;
 use crate::simd::isa::Isa;
@@ -45,11 +45,11 @@ fn merge_rows<S: Simd>(
             rescale_prev: &mut rescale_prev,
             rescale_block: &mut rescale_block,
         };
-        softmax::merge_state(s, state);
+        softmax_merge::merge_state(s, state);
         let (earlier, later) = (&mut out[values.clone()], &later_out[values]);
         let any_nan = earlier.iter().chain(later).any(|x| x.is_nan());
         let nonfinite = if any_nan { NonFinite::Handled } else { NonFinite::Ignored };
-        softmax::merge_outputs(s, [&rescale_prev, &rescale_block], earlier, later, dim, nonfinite);
+        softmax_merge::merge_outputs(s, [&rescale_prev, &rescale_block], earlier, later, dim, nonfinite);
         max[here.clone()].copy_from_slice(&m[..here.len()]);
         sum[here.clone()].copy_from_slice(&l[..here.len()]);
     }

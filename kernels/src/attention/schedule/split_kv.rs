@@ -15,7 +15,7 @@ use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::schedule::partials::Parts;
 use crate::attention::schedule::units::{Merge, Unit};
 use crate::attention::scratch::{Regions, Scratch};
-use crate::attention::steps::softmax;
+use crate::attention::steps::softmax_merge::{self, SoftmaxState};
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
@@ -58,15 +58,15 @@ impl<S: Simd> AttentionTask<'_, S> {
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
             let [max, sum, out] = unsafe { parts.part(unit, self.set.rows.clone()) };
-            let state = softmax::SoftmaxState {
+            let state = SoftmaxState {
                 max: &mut regions.max[..padded],
                 sum: &mut regions.sum[..padded],
                 rescale_prev: &mut *max,
                 rescale_block: &mut *sum,
             };
-            softmax::merge_state(self.s, state);
+            softmax_merge::merge_state(self.s, state);
             let merged = &mut regions.out[..out.len()];
-            softmax::merge_outputs(self.s, [max, sum], merged, out, parts.width, NonFinite::Ignored);
+            softmax_merge::merge_outputs(self.s, [max, sum], merged, out, parts.width, NonFinite::Ignored);
         }
         if self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, regions) {
             return;
@@ -77,7 +77,7 @@ impl<S: Simd> AttentionTask<'_, S> {
             // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
             let [rescale_prev, factor, out] = unsafe { parts.part(unit, self.set.rows.clone()) };
             let merged = &mut regions.out[..out.len()];
-            softmax::merge_outputs(self.s, [rescale_prev, factor], merged, out, parts.width, NonFinite::Handled);
+            softmax_merge::merge_outputs(self.s, [rescale_prev, factor], merged, out, parts.width, NonFinite::Handled);
         }
         self.finish(NonFinite::Handled, EndedRowBlocks::NONE, regions);
     }

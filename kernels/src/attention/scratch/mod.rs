@@ -78,7 +78,7 @@ pub(crate) struct Regions<'a> {
     /// Running maximum and sum of each row of the task.
     pub(crate) max: &'a mut [f32],
     pub(crate) sum: &'a mut [f32],
-    /// Factors by which a key block rescales each row of the row block: see `softmax::SoftmaxState`.
+    /// Factors by which a key block rescales each row of the row block: see `softmax_merge::SoftmaxState`.
     pub(crate) rescale_prev: &'a mut [f32],
     pub(crate) rescale_block: &'a mut [f32],
 }

@@ -9,4 +9,5 @@ pub(crate) mod score_passes;
 pub(crate) mod short;
 pub(crate) mod softmax;
 pub(crate) mod softmax_backward;
+pub(crate) mod softmax_merge;
 pub(crate) mod span;

@@ -4,8 +4,8 @@
 //! which begins with room for 16 keys and doubles when full, up to 256. A block holds, for each key/value head, panels
 //! of packed keys `[panel][head_dim / G][16][G]` and the values of its keys, padded to whole vectors, in value panels of
 //! columns (`value_panels.rs`); G is 1 for f32 and f16, 2 for bf16. Both are of the cache's element type, or bytes and scales
-//! as in `int8.rs` and `int4.rs`. Latent keys are stored as values are, and their first columns are the values. Sequences with a common start share
-//! blocks; a write to a shared block copies it first.
+//! as in `int8.rs` and `int4.rs`. Latent keys are stored as values are, and their first columns are the values. Sequences with
+//! a common start share blocks; a write to a shared block copies it first.
 
 mod blocks;
 mod changed_keys;

@@ -22,7 +22,6 @@ impl MatrixUnit for Amx {
     fn detect() -> Result<Self, NoMatrixUnit> {
         static FOUND: OnceLock<Result<Amx, NoMatrixUnit>> = OnceLock::new();
         *FOUND.get_or_init(|| match has_instructions() {
-            _ if cfg!(miri) => Err(NoMatrixUnit::Absent),
             false => Err(NoMatrixUnit::Absent),
             true if is_permitted() => Ok(Amx(())),
             true => Err(NoMatrixUnit::Refused),

@@ -1,6 +1,6 @@
 //! Dot products of AVX-512, with AVX-512BW: of bytes, with AVX-512 VNNI, and of bfloat16 pairs, with AVX512_BF16.
 
-use super::avx512::{Avx512Bf16, Avx512Vnni};
+use super::avx512_token::{Avx512Bf16, Avx512Vnni};
 use crate::simd::{Bf16Dot, Bf16x2, Half, Int8Dot, LANES, Query4, Words4};
 use core::arch::x86_64::*;
 

@@ -1,5 +1,5 @@
 //! Backends of x86-64: AVX2 and AVX-512, which share half a vector. A file `…_dot` has the dot products of integers and
-//! of pairs; `amx` is a matrix unit.
+//! of pairs, a file `…_token` the proofs that the machine has them; `amx` is a matrix unit.
 
 #[cfg_attr(matrix_unit_model, allow(dead_code))]
 pub(crate) mod amx;
@@ -8,3 +8,4 @@ pub(crate) mod avx2_dot;
 pub(crate) mod avx2_half;
 pub(crate) mod avx512;
 pub(crate) mod avx512_dot;
+pub(crate) mod avx512_token;

@@ -6,7 +6,7 @@ use crate::kv::key_block::Keys;
 use crate::matmul::operands::Floats;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::Simd;
-use crate::simd::x86::avx512::Avx512;
+use crate::simd::x86::avx512_token::Avx512;
 use crate::tensor::any::{AnyPanels, Typed};
 use crate::tensor::element::{Bf16, Element};
 
