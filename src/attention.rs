@@ -6,8 +6,8 @@ use crate::inputs::{Inputs, check_period};
 use crate::plan::problem::Problem;
 use crate::shape::Shape;
 use sdpa_kernels::{
-    Alignment, Call, Causality, CheckedCall, Dropout, Isa, MAX_TASK, Options, Outputs, Precision, Sequence, Tiling,
-    Visible, Window, has_memory,
+    Alignment, Call, Causality, CheckedCall, Dropout, Isa, MAX_PARTS, MAX_TASK, Options, Outputs, Precision, Sequence,
+    Tiling, Visible, Window, has_memory,
 };
 
 /// Settings of an attention call. Plain data; the tensors come with [`Inputs`] and [`Outputs`].
@@ -230,7 +230,7 @@ fn scratch_fits([head_dim, value_dim]: [usize; 2]) -> Result<(), Error> {
         return Ok(());
     }
     let (tile_rows, _) = Isa::detect().tile();
-    let bytes = Tiling::new(head_dim, value_dim, MAX_TASK, tile_rows).scratch_bytes();
+    let bytes = Tiling::new(head_dim, value_dim, MAX_TASK, tile_rows).with_parts(MAX_PARTS).scratch_bytes();
     scratch_of(bytes)
 }
 
@@ -252,7 +252,7 @@ mod tests {
     fn scratch_of_usual_dimensions_is_small() {
         for isa in Isa::available() {
             let (tile_rows, _) = isa.tile();
-            let bytes = Tiling::new(USUAL_DIMS, USUAL_DIMS, MAX_TASK, tile_rows).scratch_bytes();
+            let bytes = Tiling::new(USUAL_DIMS, USUAL_DIMS, MAX_TASK, tile_rows).with_parts(MAX_PARTS).scratch_bytes();
             assert!(bytes < MUCH_SCRATCH, "{isa}: {bytes} bytes");
         }
     }

@@ -61,7 +61,7 @@ impl Plan {
         let rows = Rows::of(problem, rates);
         let workers = problem.workers(exec);
         let task_rows = rows.per_task(problem, workers, tile_rows);
-        let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
+        let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows).with_parts(rates.parts);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
         let by_rows = Self::by_rows(shape, exec, rates, workers, tasks, tiling);
         let most_rows = MEMORY_BOUND_ROWS.min(tiling.task_rows());
@@ -74,6 +74,7 @@ impl Plan {
         if tasks < workers && rows.rows <= MAX_SPLIT_ROWS && problem.call().options.ragged.is_none() {
             let most_rows = rows.rows;
             let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, most_rows, tile_rows);
+            let tiling = tiling.with_parts(rates.parts);
             let whole = Self { tiling, ..by_rows };
             if most_rows <= tiling.task_rows()
                 && let Some(work) = whole.split_work(problem, most_rows).filter(|work| work.units > tasks)
@@ -89,9 +90,14 @@ impl Plan {
     pub(crate) fn of_blocks(problem: &Problem<'_>, exec: Exec) -> Self {
         let (shape, rows, rates) = (problem.shape, problem.longest_rows(), problem.call().rates(exec.isa));
         let (tile_rows, _) = rates.tile;
-        let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, rows, tile_rows);
+        let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, rows, tile_rows).with_parts(rates.parts);
         let (workers, work) = (problem.workers(exec), problem.call().accumulation(rows).apart());
         Self::by_rows(shape, exec, rates, workers, 1, tiling).by_keys(problem, workers, rows, work)
+    }
+
+    /// Returns true if the plan is for problems of this problem's shape, and has scratch for their operands.
+    pub(crate) fn fits(&self, problem: &Problem<'_>) -> bool {
+        self.shape == problem.shape && self.tiling.has_parts(problem.call().rates(self.isa).parts)
     }
 
     /// Plans tasks of rows.
@@ -155,7 +161,7 @@ impl Plan {
     #[doc(hidden)]
     pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Vec<f64> {
         // A plan for another shape is replaced when it runs.
-        let plan = if self.shape == problem.shape { *self } else { Self::new(problem, self.exec()) };
+        let plan = if self.fits(problem) { *self } else { Self::new(problem, self.exec()) };
         sdpa_kernels::probe::balance(problem.call(), &plan.tiling, plan.split_rows(problem), workers)
     }
 

@@ -17,7 +17,7 @@ fn random_calls() {
 /// Calls with bits recorded in `tests/golden`.
 const GOLDEN: u64 = 500;
 
-/// And calls with `Precision::Native`.
+/// And calls with `Precision::Native`, and with `Precision::Accurate`.
 const NATIVE: u64 = 200;
 
 /// Those of the exact ones that measure distances between positions beyond 32 bits.
@@ -27,7 +27,7 @@ const FAR: [usize; 3] = [262, 294, 303];
 fn golden_bits() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let calls = bits::calls(0..GOLDEN, threads, bits::call);
-    golden::check(&calls, golden::EXACT, &FAR, "cargo test --test fuzz golden");
+    golden::check(&calls, &golden::EXACT, &FAR, "cargo test --test fuzz golden");
 }
 
 /// Calls by the machine's own products of bfloat16.
@@ -35,7 +35,15 @@ fn golden_bits() {
 fn golden_bits_of_native_calls() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let calls = bits::calls(0..NATIVE, threads, bits::native_call);
-    golden::check(&calls, golden::NATIVE, &[], "cargo test --test fuzz golden");
+    golden::check(&calls, &golden::NATIVE, &[], "cargo test --test fuzz golden");
+}
+
+/// Calls by a matrix unit, of numbers in parts.
+#[test]
+fn golden_bits_of_accurate_calls() {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let calls = bits::calls(0..NATIVE, threads, bits::accurate_call);
+    golden::check(&calls, &golden::ACCURATE, &[], "cargo test --test fuzz golden");
 }
 
 #[test]

@@ -82,7 +82,10 @@ fn element_types_and_precisions_have_names() {
         assert_eq!(refusal_of(&["--dtype", bad]), format!("--dtype: {bad}, but must be f32, bf16 or f16"));
     }
     for bad in ["fast", "Exact", ""] {
-        assert_eq!(refusal_of(&["--precision", bad]), format!("--precision: {bad}, but must be exact or native"));
+        assert_eq!(
+            refusal_of(&["--precision", bad]),
+            format!("--precision: {bad}, but must be exact, native or accurate")
+        );
     }
     assert_eq!(refusal("--dtype bf16 --dtype f16"), "--dtype: given twice, the second time as f16");
     assert_eq!(refusal("--precision --json"), "--precision: needs a value, but got the flag --json");

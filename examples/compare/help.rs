@@ -22,8 +22,9 @@ Usage: compare [OPTIONS] [FILE.safetensors]
 
   --dtype f32|bf16|f16       fused paths read q, k and v in this type, the others the same numbers in f32
                              (default: the file's, otherwise f32)
-  --precision exact|native   with native, fused paths multiply bf16 by the machine's own instruction if it has a fast one
-                             (default: exact); not with --backward
+  --precision exact|native|accurate
+                             with native, fused paths multiply bf16 by the machine's own instruction if it has a fast one;
+                             with accurate, all types by its matrix unit, in parts (default: exact); not with --backward
 
   --only fused|naive|unfused time this path only
   --isa NAME                 fused on this instruction set only: portable, avx2, avx512, amx, neon

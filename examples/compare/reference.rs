@@ -275,6 +275,9 @@ mod tests {
             (Dtype::F16, Precision::Exact),
             (Dtype::F16, Precision::Native),
             (Dtype::F32, Precision::Native),
+            (Dtype::F32, Precision::Accurate),
+            (Dtype::F16, Precision::Accurate),
+            (Dtype::Bf16, Precision::Accurate),
         ] {
             let tensors = elements::load(&Source::Random(shape), Some(dtype)).unwrap();
             let causality = Causality::Causal;

@@ -65,6 +65,7 @@ pub use kv::key_block::FAR_ROWS;
 pub use kv::pages::Pages;
 pub use kv::source::KeyValues;
 pub use machine::{OPT_LEVEL, peak_flops, read_bandwidth};
+pub use matmul::bf16_parts::MAX_PARTS;
 pub use matmul::int4::Int4;
 pub use matmul::int8::{MAX_HEAD_DIM as MAX_INT8_HEAD_DIM, is_int8_scale};
 pub use matmul::prefetch::MEMORY_BOUND_ROWS;

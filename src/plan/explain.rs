@@ -140,6 +140,12 @@ impl Plan {
             let pairs = call.kv.dtypes() != [None; 2] && call.rates(isa).products != [1.0; 2];
             note(pairs, "bfloat16 is multiplied as it is");
         }
+        let accurate = call.precision == Precision::Accurate;
+        note(
+            accurate && self.isa.matrix_unit().is_err(),
+            &format!("{} has no matrix unit; Accurate has no effect", self.isa),
+        );
+        note(accurate && call.kv.dtypes() == [None; 2], "keys and values are integers; Accurate has no effect");
         note(
             self.tiling.pack_keys() < KEY_BLOCK,
             "head_dim is large: keys are packed in parts, again for every row block",
@@ -179,13 +185,16 @@ impl Plan {
             Ok(()) => {}
         }
         Some(match call.kv.dtypes() {
-            [Some(Dtype::Bf16), Some(Dtype::Bf16)] if call.precision == Precision::Exact => {
-                "the matrix unit multiplies bfloat16 only with Precision::Native"
+            [Some(Dtype::Bf16), Some(Dtype::Bf16)] => {
+                "the matrix unit multiplies bfloat16 only with Precision::Native or Precision::Accurate"
             }
             [None, _] => {
                 "of caches of integers, the matrix unit multiplies int8 with keys of a multiple of 64 elements"
             }
-            _ => "the matrix unit multiplies bfloat16 and bytes: keys and values are not both of these",
+            _ => {
+                "the matrix unit multiplies bfloat16 and bytes: keys and values are not both of these, so only with \
+                 Precision::Accurate"
+            }
         })
     }
 }

@@ -17,8 +17,8 @@ use std::sync::Mutex;
 impl Problem<'_> {
     /// Computes the problem. Nothing can be wrong with it: everything was checked when it was made, and is not checked again.
     ///
-    /// A plan made for another shape is replaced by one for this shape: that costs a microsecond and never gives a
-    /// wrong result.
+    /// A plan made for another shape, or without scratch for this [`Precision`](crate::Precision), is replaced by one for this
+    /// problem: that costs a microsecond and never gives a wrong result.
     ///
     /// # Panics
     /// If there is no memory for the scratch of one worker ([`Plan::scratch_bytes`]). Outputs are then untouched.
@@ -45,7 +45,7 @@ impl Problem<'_> {
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
         self.call().check_mask(&run.mods.mask)?;
-        let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec()) };
+        let plan = if plan.fits(&self) { *plan } else { Plan::new(&self, plan.exec()) };
         // A weight function needs every row whole.
         let split = plan.split_rows(&self).filter(|_| !run.mods.weight.is_given());
         let launch = Launch::new(self.checked, plan.tiling, split, &mut workspace.partials).until(run.stop);

@@ -6,8 +6,8 @@ use sdpa_kernels::{Bf16, KEY_BLOCK, LayoutError, Precision, Tensor, View};
 
 /// Rows of keys, or of values, that wait until their block is full: `[batch, heads, KEY_BLOCK, dim]`.
 ///
-/// They are widened, which changes no bit of a result, but for one use: with [`Precision::Native`] the machine multiplies
-/// bfloat16 by its own instruction, so a block is also kept as bfloat16 if every row came as such.
+/// They are widened, which changes no bit of a result, but for one use: with another precision than [`Precision::Exact`] the machine
+/// may multiply bfloat16 by its own instruction, so a block is also kept as bfloat16 if every row came as such.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Waiting {
     shape: [usize; 4],
@@ -28,7 +28,7 @@ impl Waiting {
         let shape = [batch, heads, KEY_BLOCK, dim];
         let len = floats("state", shape)?;
         let native = match precision {
-            Precision::Native => {
+            Precision::Native | Precision::Accurate => {
                 let mut rows = Vec::new();
                 let refused = |_| Error::Memory { what: "state", bytes: len * size_of::<Bf16>() };
                 rows.try_reserve_exact(len).map_err(refused)?;

@@ -23,6 +23,8 @@ use std::sync::Mutex;
 const SEED: u64 = 0x6269_7473;
 /// Seed of calls with [`Precision::Native`].
 const SEED_OF_NATIVE: u64 = 0x6266_3136;
+/// Seed of calls with [`Precision::Accurate`].
+const SEED_OF_ACCURATE: u64 = 0x7061_7274;
 
 /// Makes a call on every instruction set of the machine.
 pub(crate) fn call(number: u64) -> Call {
@@ -34,13 +36,30 @@ pub(crate) fn call(number: u64) -> Call {
 pub(crate) fn native_call(number: u64) -> Call {
     made(number, "native", &mut Rng::of_call(SEED_OF_NATIVE, number), |rng, recorder| {
         let home = rng.pick(&[Home::Tensors, Home::Pages, Home::Pool(Dtype::Bf16), Home::Cache(Dtype::Bf16)]);
-        let sizes = sizes(rng);
-        let mut case = draw_of(rng, home, sizes);
-        settle(rng, &mut case);
+        let mut case = settled(rng, home);
         case.settings.precision = Precision::Native;
         [case.dtypes[1], case.dtypes[2]] = [Dtype::Bf16; 2];
         record_case(rng, recorder, &case, home);
     })
+}
+
+/// Makes a call with [`Precision::Accurate`] on every instruction set of the machine.
+pub(crate) fn accurate_call(number: u64) -> Call {
+    made(number, "accurate", &mut Rng::of_call(SEED_OF_ACCURATE, number), |rng, recorder| {
+        let dtype = rng.pick(&[Dtype::F32, Dtype::F32, Dtype::Bf16, Dtype::F16]);
+        let home = rng.pick(&[Home::Tensors, Home::Pages, Home::Pool(dtype), Home::Cache(dtype)]);
+        let mut case = settled(rng, home);
+        case.settings.precision = Precision::Accurate;
+        record_case(rng, recorder, &case, home);
+    })
+}
+
+/// A case of few products whose bits are the same everywhere.
+fn settled(rng: &mut Rng, home: Home) -> Case {
+    let sizes = sizes(rng);
+    let mut case = draw_of(rng, home, sizes);
+    settle(rng, &mut case);
+    case
 }
 
 /// Makes a call by its number.

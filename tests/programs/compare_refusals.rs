@@ -52,7 +52,7 @@ fn bad_flags() {
         ("--softcap inf", "softcap: inf, but must be positive and finite"),
         ("--scale nan", "scale: NaN, but must be finite"),
         ("--dtype f64", "--dtype: f64, but must be f32, bf16 or f16"),
-        ("--precision best", "--precision: best, but must be exact or native"),
+        ("--precision best", "--precision: best, but must be exact, native or accurate"),
         ("--only naive --precision native", "--precision: is about the fused path, but --only is naive"),
         ("--backward --precision native", "--precision: is about the forward pass, but got --backward too"),
         ("--weights", "--weights: needs --output, where they are written, but there is none"),

@@ -81,15 +81,18 @@ pub(crate) const NATIVE: [File; 2] = [
     ("native_tiles.txt", has_unit),
 ];
 
+/// File of calls with [`sdpa::Precision::Accurate`], of instruction sets with a matrix unit.
+pub(crate) const ACCURATE: [File; 1] = [("accurate_tiles.txt", has_unit)];
+
 /// Returns true if pairs are multiplied by a matrix unit, or by its model.
 fn has_unit(isa: Isa) -> bool {
-    isa.has_fma() && (cfg!(matrix_unit_model) || isa.matrix_unit().is_ok())
+    isa.has_fma() && isa.matrix_unit().is_ok()
 }
 
 /// Holds calls, from number 0 on, against files. Panics at the first call that differs. `command` runs the test. On a 32-bit
 /// machine calls with numbers in `far` are not compared.
-pub(crate) fn check(calls: &[Call], files: [File; 2], far: &[usize], command: &str) {
-    for (name, has) in files {
+pub(crate) fn check(calls: &[Call], files: &[File], far: &[usize], command: &str) {
+    for &(name, has) in files {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         // The fuzzer's package has the root's.
         let folder =

@@ -87,6 +87,7 @@ pub(super) fn dtype(text: &str) -> Result<Dtype> {
 }
 
 pub(super) fn precision(text: &str) -> Result<Precision> {
-    let found = [Precision::Exact, Precision::Native].into_iter().find(|precision| precision.to_string() == text);
-    found.ok_or_else(|| wrong("--precision", text, "exact or native"))
+    let all = [Precision::Exact, Precision::Native, Precision::Accurate];
+    let found = all.into_iter().find(|precision| precision.to_string() == text);
+    found.ok_or_else(|| wrong("--precision", text, "exact, native or accurate"))
 }

@@ -2,6 +2,7 @@
 //! of values, or value panels of their columns.
 
 use crate::kv::value_panels::{AnyValuePanels, ValueLayout, ValuePanels};
+use crate::matmul::bf16_parts::Parts;
 use crate::matmul::finite;
 use crate::matmul::int4::{self, Int4, NibbleQuad};
 use crate::matmul::int8::ValueQuad;
@@ -20,6 +21,8 @@ pub(crate) enum Keys {
     Packed(AnyPanels),
     /// Keys packed as pairs of bfloat16, `[panel][pair][16]`.
     Pairs(Rows<Bf16x2>),
+    /// Keys packed in parts, `[panel][part][pair][16]`.
+    Parts(Parts),
     /// Panels of int8 keys (`int8.rs`), like packed keys, and the keys' scales, in whole panels, if they have any.
     Int8 { panels: Rows<i8>, scales: Option<*const [f32]> },
     /// Panels of int4 keys (`int4.rs`), and the numbers of each panel.
@@ -70,6 +73,8 @@ pub(crate) enum ColumnValues {
     Elements(AnyRows),
     /// Pairs of bfloat16, each of two keys, `[pair of keys][columns]`.
     Pairs(Rows<Bf16x2>),
+    /// Values packed in parts, `[part][pair of keys][columns]`.
+    Parts(Parts),
     /// Int8 values of a value panel, in fours of keys.
     Int8(Rows<ValueQuad>),
     /// Int4 values, in panels of a block of columns, and the numbers of those blocks.
@@ -80,7 +85,7 @@ impl ColumnValues {
     /// Returns the value of key `j` in column `c`, widened.
     ///
     /// # Panics
-    /// If values are integers.
+    /// If values are integers, or packed in parts.
     ///
     /// # Safety
     /// There is such a value.
@@ -90,6 +95,7 @@ impl ColumnValues {
             match self {
                 Self::Elements(rows) => rows.get(j, c),
                 Self::Pairs(pairs) => Bf16((*pairs.at(j / 2).add(c)).elements()[j % 2]).widen(),
+                Self::Parts(_) => unreachable!("values that are packed"),
                 Self::Int8(_) | Self::Int4 { .. } => unreachable!("values of integers"),
             }
         }
@@ -222,6 +228,7 @@ impl BlockValues {
                 let last = || (0..cols).all(|c| values.get(len - 1, c).is_finite());
                 finite::all_finite(s, both, len / 2, 2 * cols) && (len.is_multiple_of(2) || last())
             },
+            ColumnValues::Parts(_) => unreachable!("values that are packed"),
             ColumnValues::Int8(_) | ColumnValues::Int4 { .. } => true,
         };
         // SAFETY: as above.

@@ -3,6 +3,7 @@
 #[macro_use]
 pub(crate) mod tile_shape;
 pub(crate) mod bf16_pairs;
+pub(crate) mod bf16_parts;
 pub(crate) mod byte_weights;
 pub(crate) mod dot_tile;
 pub(crate) mod finite;

@@ -31,6 +31,7 @@ use crate::simd::exp::ForBf16;
 use crate::simd::isa::Isa;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::Typed;
+use crate::tensor::element::Dtype;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM, Rows, Table};
 
 /// Computes `eˣ` of every element in place, as the softmax does for weights that are rounded to bfloat16: for x ≤ 0.
@@ -85,7 +86,7 @@ fn read_blocks<S: Simd>(s: S, kv: &KeyValues<'_>) -> bool {
                 Keys::Int8 { panels, .. } => read_rows(panels, len / LANES, panel_bytes(d), bytes),
                 Keys::Int4 { panels, .. } => read_rows(panels, len / LANES, int4::blocks(d) * int4::BLOCK_BYTES, bytes),
                 // Read with the values.
-                Keys::Latent => true,
+                Keys::Latent | Keys::Parts(_) => true,
                 Keys::Pairs(panels) => read_rows(panels, len / LANES, d.div_ceil(2) * LANES, bytes),
             };
             keys & match kv.values(at, len, values) {
@@ -224,7 +225,7 @@ impl Bench {
                 let queries: Vec<_> = self.q.chunks_exact(d).map(<[f32]>::as_ptr).collect();
                 // SAFETY: the query pointers point to rows of `head_dim`.
                 unsafe {
-                    let queries = QueryRows { rows: &queries, head_dim: d, scale: 1.0 };
+                    let queries = QueryRows { rows: &queries, head_dim: d, dtype: Dtype::F32, scale: 1.0 };
                     let panels = Typed::F32(Rows::strided(self.packed.floats().as_ptr(), (d * LANES) as isize, 1));
                     let run = &mut ScoreRun {
                         rows,

@@ -96,6 +96,8 @@ impl Isa {
     /// Returns an error, with the reason, if this instruction set has no matrix unit.
     pub fn matrix_unit(self) -> Result<(), NoMatrixUnit> {
         match self.0 {
+            // Every one has the model.
+            _ if cfg!(matrix_unit_model) => Ok(()),
             #[cfg(target_arch = "x86_64")]
             Kind::Amx => Ok(()),
             _ => Err(Unit::detect().err().unwrap_or(NoMatrixUnit::Elsewhere)),

@@ -53,11 +53,26 @@ pub(crate) enum Start {
     There,
 }
 
+/// Pair of parts of A and of B that are multiplied: the bytes from the first part of each to them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct PartPair {
+    pub(crate) a: usize,
+    pub(crate) b: usize,
+}
+
+/// Pairs of operands that have one part each.
+pub(crate) const WHOLE: &[PartPair] = &[PartPair { a: 0, b: 0 }];
+/// Largest number of pairs of parts.
+pub(crate) const MAX_PAIRS: usize = 6;
+
 /// Block of products, of up to two tiles of rows by one or two of columns.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(any(matrix_unit_model, target_arch = "x86_64")), allow(dead_code, reason = "a unit reads it"))]
-pub(crate) struct TileBlock {
+pub(crate) struct TileBlock<'a> {
     pub(crate) rows: usize,
+    /// Pairs of parts that each step multiplies, in this order: at least one, at most [`MAX_PAIRS`].
+    pub(crate) pairs: &'a [PartPair],
     /// First row of A, and the bytes from one row to the next. A row has [`TILE`] groups for each step.
     pub(crate) a: *const u8,
     pub(crate) a_stride: usize,
@@ -91,7 +106,8 @@ pub(crate) trait Tiles {
     /// Computes a block.
     ///
     /// # Safety
-    /// This thread has no other tiles, and made these. The block has at most [`BLOCK`] rows, at least one, and B for its first tile of columns. Rows of A and B are readable for
-    /// all steps, and sixteen sums of each row and tile of columns writable; readable too if the block starts with them.
-    unsafe fn multiply<S: Simd>(&mut self, s: S, product: Product, block: TileBlock);
+    /// This thread has no other tiles, and made these. The block has at most [`BLOCK`] rows, at least one, and B for its first tile of
+    /// columns. Rows of A and B are readable for all steps, of every part, and sixteen sums of each row and tile of columns writable;
+    /// readable too if the block starts with them.
+    unsafe fn multiply<S: Simd>(&mut self, s: S, product: Product, block: TileBlock<'_>);
 }

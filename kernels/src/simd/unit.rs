@@ -47,7 +47,7 @@ impl MatrixUnit for NoUnit {
 
 #[cfg(not(any(matrix_unit_model, target_arch = "x86_64")))]
 impl Tiles for NoUnit {
-    unsafe fn multiply<S: Simd>(&mut self, _: S, _: Product, _: TileBlock) {
+    unsafe fn multiply<S: Simd>(&mut self, _: S, _: Product, _: TileBlock<'_>) {
         unreachable!("this build knows no matrix unit")
     }
 }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
     use crate::simd::isa::Isa;
     use crate::simd::portable::tiles::Model;
-    use crate::simd::tiles::{BLOCK, Product, Start, TILE, TileBlock, Tiles};
+    use crate::simd::tiles::{BLOCK, MAX_PAIRS, PartPair, Product, Start, TILE, TileBlock, Tiles};
 
     /// Numbers from a generator (Steele, Lea and Flood 2014, SplitMix).
     struct Numbers(u64);
@@ -102,11 +102,16 @@ mod tests {
             // The emulator takes all bytes for unsigned ones.
             let kept = if cfg!(matrix_unit_emulated) && product != Product::Bf16 { 0x7F7F_7F7F } else { u32::MAX };
             let mut pairs = |n: usize| (0..n).map(|_| numbers.pair(case % 3) & kept).collect::<Vec<_>>();
-            let (a, b) = (pairs(rows * steps.max(1) * TILE), pairs(steps.max(1) * TILE * columns * TILE));
+            let [a_floats, b_floats] = [rows, columns * TILE].map(|n| n * steps.max(1) * TILE);
+            let parts = if product == Product::Bf16 { 1 + case % 3 } else { 1 };
+            let (a, b) = (pairs(parts * a_floats), pairs(parts * b_floats));
+            let pair = |n: usize| PartPair { a: n % parts * a_floats * 4, b: n / 2 % parts * b_floats * 4 };
+            let part_pairs: Vec<_> = (0..1 + case % MAX_PAIRS).map(pair).collect();
             let before: Vec<_> = pairs(rows * BLOCK).into_iter().map(f32::from_bits).collect();
             let (mut found, mut expected) = (before.clone(), before);
             let block = |c: &mut [f32]| TileBlock {
                 rows,
+                pairs: &part_pairs,
                 a: a.as_ptr().cast(),
                 a_stride: steps.max(1) * TILE * 4,
                 b: [Some(b.as_ptr().cast()), (columns > 1).then(|| b[TILE..].as_ptr().cast())],

@@ -254,6 +254,15 @@ impl AnyRows {
         by_type!(Typed, self, |rows| rows.are_scattered())
     }
 
+    /// Returns the type of the elements.
+    pub(crate) fn dtype(self) -> Dtype {
+        match self {
+            Self::F32(_) => Dtype::F32,
+            Self::Bf16(_) => Dtype::Bf16,
+            Self::F16(_) => Dtype::F16,
+        }
+    }
+
     /// Returns rows `i` and on.
     ///
     /// # Safety

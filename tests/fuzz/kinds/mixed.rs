@@ -115,6 +115,7 @@ impl Mixed {
         };
         (ragged.bias, ragged.mask, ragged.alibi, ragged.sinks) = (None, None, None, None);
         options(rng, &mut ragged);
+        ragged.settle_precision();
         ragged.kv_lens = None;
         Self { ragged, names, home }
     }

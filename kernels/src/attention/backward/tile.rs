@@ -25,6 +25,7 @@ use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::{LANES, QUIET_NAN, Simd};
 use crate::tensor::any::Typed;
+use crate::tensor::element::Dtype;
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 
 /// Factors of sums that are not rescaled.
@@ -161,7 +162,7 @@ impl<S: Simd> Column<'_, S> {
     fn compute_weights(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
         let rows = task.set.rows.len();
         let depth = task.tiling.value_dim;
-        let queries = QueryRows { rows: tile.d_out.addresses(), head_dim: depth, scale: 1.0 };
+        let queries = QueryRows { rows: tile.d_out.addresses(), head_dim: depth, dtype: Dtype::F32, scale: 1.0 };
         let panels = Rows::strided(own.values.as_ptr(), (depth * LANES) as isize, 1);
         let keys = RunKeys { keys: Keys::Packed(Typed::F32(panels)), later: None };
         let run = &mut ScoreRun {

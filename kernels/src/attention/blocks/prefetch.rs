@@ -120,7 +120,7 @@ fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut
         Keys::Int8 { panels, .. } => push_panels(prefetch, panels, len, int8::panel_bytes(d)),
         Keys::Int4 { panels, .. } => push_panels(prefetch, panels, len, int4::blocks(d) * int4::BLOCK_BYTES),
         // With the values.
-        Keys::Latent => {}
+        Keys::Latent | Keys::Parts(_) => {}
     }
     match values {
         BlockValues::Rows { rows, .. } => prefetch.push_rows(part(rows), needed.len(), task.tiling.value_dim),

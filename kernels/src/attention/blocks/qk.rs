@@ -57,7 +57,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 run_keys.keys = unsafe { A::pack_keys(task.s, to_pack, self.regions.keys) };
                 self.packed_keys = Some(first);
             }
-            let queries = QueryRows { rows: &rows[..n], head_dim, scale };
+            let queries = QueryRows { rows: &rows[..n], head_dim, dtype: task.call.q.dtype(), scale };
             let panels = first / LANES..keys.end.div_ceil(LANES);
             let (prefetch, out) = (&mut self.prefetch, &mut *self.regions.scores);
             let mut run = ScoreRun { rows: n, panels, spans: self.spans, next_bias: bias, prefetch, out };

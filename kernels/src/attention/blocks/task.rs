@@ -28,8 +28,13 @@ pub(crate) struct BoundCall<'t, S> {
 
 impl<'t, S: Simd> BoundCall<'t, S> {
     /// Binds a call to steps and functions, and decides how matrices are multiplied.
+    ///
+    /// # Panics
+    /// If the tiling has no scratch for the [parts](Products::parts) of operands.
     pub(crate) fn new(s: S, mods: &'t dyn RowMods<S>, checked: &'t CheckedCall<'t>, tiling: &'t Tiling) -> Self {
-        Self { s, mods, checked, tiling, products: Products::of(s, checked.call(), mods.given()) }
+        let products = Products::of(s, checked.call(), mods.given());
+        assert!(tiling.has_parts(products.parts()), "scratch for operands of fewer parts");
+        Self { s, mods, checked, tiling, products }
     }
 }
 

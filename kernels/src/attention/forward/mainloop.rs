@@ -21,7 +21,7 @@ use crate::attention::forward::pv::PvMode;
 use crate::attention::forward::score_outputs;
 use crate::attention::forward::state::StateTransfer;
 use crate::attention::products::by_arithmetic;
-use crate::attention::products::multiply::Multiply;
+use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::scratch::{MAX_ROW_BLOCK, Regions, SCORE_STRIDE, Scratch};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::score_passes::{self, ScoreBlock};
@@ -133,6 +133,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                 block.drop_weights(row_block.clone());
                 let ending = S::ENDS_ROWS
                     && (nonfinite == NonFinite::Ignored && by_all && last == Some(first))
+                    && self.products.values == Arithmetic::Floats
                     && block.values.are_floats()
                     && self.prepare_ends(row_block.clone(), ends.get_or_insert_with(RowBlockEnds::none), block.regions);
                 let mode = match (nonfinite, &ends) {

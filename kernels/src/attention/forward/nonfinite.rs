@@ -97,5 +97,5 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
 
 /// Returns the weight of key `j` in row `row` of a row block's prepared weights.
 fn weight<A: Multiply>(weights: &[f32], row: usize, j: usize) -> f32 {
-    A::weight(&weights[row * SCORE_STRIDE..][..SCORE_STRIDE], j)
+    A::weight(&weights[row * SCORE_STRIDE..], j)
 }

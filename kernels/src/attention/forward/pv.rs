@@ -13,6 +13,7 @@ use crate::kv::key_block::{ColumnValues, Columns};
 use crate::kv::value_panels::VALUE_COLS;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};
+use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
 /// Way in which the P·V of a row block and a key block is accumulated.
@@ -40,8 +41,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         // SAFETY: the values' scales are the block's.
         unsafe { A::prepare_weights(task.s, self.scores(rows), values, task.products.weights) };
         // Columns that are computed alone first are no more than are packed as floats.
-        let groups = if matches!(mode, PvMode::Handled(_)) { 1 } else { A::VALUE_GROUP };
-        let (stride, step) = (task.tiling.width(), task.tiling.pack_cols * groups);
+        let times =
+            if matches!(mode, PvMode::Handled(_)) { 1 } else { (KEY_BLOCK / A::value_floats(KEY_BLOCK)).max(1) };
+        let (stride, step) = (task.tiling.width(), task.tiling.pack_cols * times);
         if self.fresh && matches!(mode, PvMode::Handled(_)) {
             self.regions.out[row_block.start * stride..row_block.end * stride].fill(0.0);
         }
@@ -127,7 +129,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         nonfinite: NonFinite,
     ) -> ColumnValues {
         let size = [self.len, columns.cols];
-        let room = &mut self.regions.values[(columns.first - all.start) * self.len.div_ceil(A::VALUE_GROUP)..];
+        let room = &mut self.regions.values[(columns.first - all.start) * A::value_floats(self.len)..];
         let done = self.packed_values == Some((all.start, nonfinite));
         if columns.first + columns.cols == all.end {
             self.packed_values = Some((all.start, nonfinite));

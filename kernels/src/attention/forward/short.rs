@@ -6,6 +6,7 @@
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next, Row};
 use crate::attention::call::options::Options;
+use crate::attention::products::multiply::Arithmetic;
 use crate::attention::scratch::Scratch;
 use crate::attention::steps::short::{self, ShortRows};
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
@@ -52,7 +53,8 @@ impl<'t> ShortCall<'t> {
             return None;
         };
         let functions = given.score || given.mask || given.weight;
-        if functions || call.visible.hides_keys() || outputs.wants_all_keys() || outputs.state.is_some() {
+        let floats = bound.products.values == Arithmetic::Floats;
+        if !floats || functions || call.visible.hides_keys() || outputs.wants_all_keys() || outputs.state.is_some() {
             return None;
         }
         let ([Tensor::F32(k), Tensor::F32(v)], Tensor::F32(q)) = (call.kv.tensors()?, call.q) else { return None };

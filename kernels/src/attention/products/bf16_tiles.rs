@@ -1,41 +1,92 @@
-//! Products of bfloat16 pairs by a matrix unit: loops of `tiles.rs`.
+//! Products of bfloat16 by a matrix unit: loops of `tiles.rs`.
 //!
-//! Operands lie as those of `pairs.rs`, filled up to whole steps of the unit: sixteen pairs of elements of a key, or of keys.
+//! Operands are pairs, as those of `pairs.rs`, filled up to whole steps of the unit: sixteen pairs of elements of a key, or of keys.
+//! With weights in several parts, so are queries, keys and values that are not bfloat16: see `matmul/bf16_parts.rs`.
 
 use crate::attention::products::multiply::{Arithmetic, Multiply};
-use crate::attention::products::operands::{KeySource, KeysToPack, QueryRow, QueryRows, RunKeys, ValuesToPack};
-#[cfg(not(matrix_unit_model))]
-use crate::attention::products::pairs::SoftmaxOfPairs;
-use crate::attention::products::pairs::{pack_key_pairs, pack_value_pairs, store_query_pairs};
+use crate::attention::products::operands::{
+    KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
+};
+use crate::attention::products::pairs::{pack_key_pairs, pack_value_pairs, store_query_pairs, store_weights};
 use crate::attention::products::pv::ValueSums;
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::products::tiles::{self, ScoreOperands, WeightPlane};
 use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_passes::ScoreBlock;
-#[cfg(matrix_unit_model)]
-use crate::attention::steps::softmax::{Scaled, softmax};
+use crate::attention::steps::softmax::{Scaled, WeightForm, softmax};
 use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
+use crate::matmul::bf16_parts::{self, KeyRows, MAX_PARTS, Parts, pairs};
 #[cfg(not(matrix_unit_model))]
 use crate::matmul::operands::Bf16Pairs;
-use crate::simd::tiles::{BLOCK, Product, TILE};
+use crate::matmul::pack::{self, NonFinite};
+use crate::simd::aligned::elements_mut;
+use crate::simd::exp;
+use crate::simd::tiles::{BLOCK, MAX_PAIRS, PartPair, Product, TILE};
+#[cfg(not(matrix_unit_model))]
+use crate::simd::{Bf16Dot, Bf16DotWork};
 use crate::simd::{Bf16x2, LANES, Simd};
+use crate::tensor::element::Dtype;
+use crate::tensor::rows::{KEY_BLOCK, Rows};
+use core::marker::PhantomData;
 
-/// Products of bfloat16 pairs by a matrix unit.
-pub(crate) struct Bf16Tiles;
+/// Products of bfloat16 by a matrix unit, with weights in some number of parts: with one, everything is rounded to bfloat16; with
+/// three, everything is in as many parts as its type has.
+pub(crate) struct Bf16Tiles<const WEIGHTS: usize>;
 
 /// Number of pairs of keys of a panel.
 const PANEL_PAIRS: usize = LANES / 2;
+/// Floats from the first part of a row's weights to each: those behind the first lie behind all rows of the row block.
+const WEIGHT_PARTS: [usize; MAX_PARTS] = [0, BLOCK * SCORE_STRIDE, BLOCK * SCORE_STRIDE + KEY_BLOCK / 2];
 
-impl Multiply for Bf16Tiles {
+/// Pairs of parts of two operands that are multiplied: all whose product is not below the rounding error of an `f32`, the smallest
+/// first.
+struct PartPairs {
+    pairs: [PartPair; MAX_PAIRS],
+    len: usize,
+}
+
+impl PartPairs {
+    /// Returns the pairs of operands whose parts lie so many bytes from the first.
+    fn of(a: &[usize], b: &[usize]) -> Self {
+        let (mut pairs, mut len) = ([PartPair::default(); MAX_PAIRS], 0);
+        for both in (0..MAX_PARTS).rev() {
+            for (i, &a) in a.iter().enumerate().take(both + 1) {
+                if let Some(&b) = b.get(both - i) {
+                    pairs[len] = PartPair { a, b };
+                    len += 1;
+                }
+            }
+        }
+        Self { pairs, len }
+    }
+
+    fn as_slice(&self) -> &[PartPair] {
+        &self.pairs[..self.len]
+    }
+}
+
+impl<const WEIGHTS: usize> Bf16Tiles<WEIGHTS> {
+    /// Returns the number of parts of numbers of a type.
+    fn parts(dtype: Dtype) -> usize {
+        bf16_parts::count(dtype).min(WEIGHTS)
+    }
+
+    /// Returns keys or values as operands in parts.
+    fn of_pairs(pairs: Rows<Bf16x2>) -> Parts {
+        Parts { first: pairs, count: 1, bytes: 0 }
+    }
+}
+
+impl<const WEIGHTS: usize> Multiply for Bf16Tiles<WEIGHTS> {
     const ROUNDS_IN_SOFTMAX: bool = true;
     const SCALES_IN_SOFTMAX: bool = true;
-    const PRODUCTS: [f64; 2] = [16.0; 2];
-    // Most of it is the softmax.
-    const TIME: f64 = 0.2;
-    const PACKING: usize = 28;
-    const VALUE_GROUP: usize = 2;
+    const PRODUCTS: [f64; 2] = if WEIGHTS == 1 { [16.0; 2] } else { [16.0 / MAX_PAIRS as f64; 2] };
+    // Most of it is the softmax, with one part.
+    const TIME: f64 = if WEIGHTS == 1 { 0.2 } else { 0.65 };
+    const PACKING: usize = if WEIGHTS == 1 { 28 } else { 40 };
+    const PARTS: usize = WEIGHTS;
     // Scores of a row block stay in the first-level cache: 34 of 48 KiB.
     const ROW_BLOCK: usize = BLOCK;
 
@@ -44,20 +95,32 @@ impl Multiply for Bf16Tiles {
     }
 
     fn query_floats(head_dim: usize) -> usize {
-        pairs(head_dim)
+        bf16_parts::key_floats(head_dim, WEIGHTS)
     }
 
     unsafe fn store_query<S: Simd>(s: S, query: QueryRow<'_>, room: &mut [f32], to: &mut [f32]) {
-        // SAFETY: same contract.
-        unsafe { store_query_pairs(s, query, room, to) }
+        let (QueryRow { row, head_dim, .. }, parts) = (query, Self::parts(query.row.dtype()));
+        if parts == 1 {
+            // SAFETY: same contract.
+            return unsafe { store_query_pairs(s, query, room, to) };
+        }
+        let wide = &mut room[..head_dim.next_multiple_of(LANES)];
+        // SAFETY: the caller guarantees the query, of `head_dim` elements.
+        unsafe { pack::pack_rows(s, row, [1, head_dim], NonFinite::Ignored, wide) };
+        let floats = bf16_parts::key_floats(head_dim, parts);
+        bf16_parts::store_query(s, wide, parts, elements_mut(&mut to[..floats]));
     }
 
     fn reads_keys(keys: &Keys, _: usize, head_dim: usize) -> bool {
         matches!(keys, Keys::Pairs(_)) && pairs(head_dim) == head_dim.div_ceil(2)
     }
 
-    fn panel_floats(_: KeySource<'_>, head_dim: usize) -> usize {
-        LANES * pairs(head_dim)
+    fn panel_floats(source: KeySource<'_>, head_dim: usize) -> usize {
+        let parts = match *source.keys {
+            Keys::Rows(rows) | Keys::Packed(rows) => Self::parts(rows.dtype()),
+            _ => 1,
+        };
+        LANES * bf16_parts::key_floats(head_dim, parts)
     }
 
     fn depth(head_dim: usize) -> usize {
@@ -65,18 +128,44 @@ impl Multiply for Bf16Tiles {
     }
 
     unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {
-        let pairs = pairs(to_pack.head_dim);
-        // SAFETY: same contract.
-        unsafe { pack_key_pairs(s, to_pack, pairs, out) }
+        let KeysToPack { source, ref keys, all, head_dim, packing } = to_pack;
+        let (n, first) = (keys.len(), keys.start);
+        let parts = Self::panel_floats(source, head_dim) / LANES / pairs(head_dim);
+        if parts == 1 {
+            // SAFETY: same contract.
+            return unsafe { pack_key_pairs(s, to_pack, pairs(head_dim), out) };
+        }
+        let out = elements_mut::<Bf16x2>(out);
+        if packing == Packing::Needed {
+            // SAFETY: the caller guarantees the keys; a cache's panels are whole.
+            unsafe {
+                let rows = match *source.keys {
+                    Keys::Rows(rows) => KeyRows::Rows { rows: rows.rows_from(first), n, all },
+                    Keys::Packed(panels) => KeyRows::Panels { panels: panels.rows_from(first / LANES), n },
+                    _ => unreachable!("keys in parts are made of elements"),
+                };
+                bf16_parts::pack_keys(s, rows, head_dim, parts, out);
+            }
+        }
+        let (part, panel) = (pairs(head_dim) * LANES, parts * pairs(head_dim) * LANES);
+        let first = Rows::strided(out.as_ptr(), panel as isize, 1);
+        Keys::Parts(Parts { first, count: parts, bytes: part * size_of::<Bf16x2>() })
     }
 
     unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: QueryRows<'_>, keys: RunKeys) {
-        let Keys::Pairs(panels) = keys.keys else { unreachable!("keys are packed as pairs") };
+        let Parts { first: panels, count, bytes } = match keys.keys {
+            Keys::Pairs(panels) => Self::of_pairs(panels),
+            Keys::Parts(parts) => parts,
+            _ => unreachable!("keys are packed as pairs"),
+        };
         let depth = pairs(queries.head_dim);
+        let [of_queries, of_keys] = [depth * size_of::<Bf16x2>(), bytes].map(|bytes| [0, bytes, 2 * bytes]);
+        let pairs = PartPairs::of(&of_queries[..Self::parts(queries.dtype)], &of_keys[..count]);
         let operands = ScoreOperands {
             product: Product::Bf16,
+            pairs: pairs.as_slice(),
             queries: queries.rows,
-            query_bytes: depth * size_of::<Bf16x2>(),
+            query_bytes: Self::query_floats(queries.head_dim) * size_of::<f32>(),
             depth,
             later: keys.later.filter(|_| !panels.are_scattered()),
         };
@@ -100,56 +189,135 @@ impl Multiply for Bf16Tiles {
     }
 
     fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, factor: f32, state: SoftmaxState<'_>) {
-        #[cfg(not(matrix_unit_model))]
-        // SAFETY: the work has no contract.
-        unsafe {
-            s.with_bf16_dot(SoftmaxOfPairs { row_block, factor: Some(factor), state });
-        }
-        #[cfg(matrix_unit_model)]
-        softmax::<S, Scaled<model::Rounded>>(s, row_block, factor, state);
+        let step: StoreWeights<'_, WEIGHTS> = StoreWeights::Softmax { row_block, factor, state };
+        step.run(s);
     }
 
     unsafe fn prepare_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {
         if from == Arithmetic::Floats {
-            let row_block = ScoreBlock { scores: row_block.scores, ..row_block };
-            #[cfg(not(matrix_unit_model))]
-            Bf16Pairs::round(s, row_block);
-            #[cfg(matrix_unit_model)]
-            crate::attention::products::pairs::store_weights::<S, model::Rounded>(s, row_block);
+            let step: StoreWeights<'_, WEIGHTS> =
+                StoreWeights::Finished(ScoreBlock { scores: row_block.scores, ..row_block });
+            step.run(s);
         }
-        tiles::clear_beside_spans(&mut row_block, PANEL_PAIRS, 0);
+        for first in &WEIGHT_PARTS[..WEIGHTS] {
+            tiles::clear_beside_spans(&mut row_block, PANEL_PAIRS, *first);
+        }
     }
 
     fn weight(weights: &[f32], key: usize) -> f32 {
-        bf16_pairs::rounded(weights, key)
+        WEIGHT_PARTS[..WEIGHTS].iter().map(|&first| bf16_pairs::rounded(&weights[first..], key)).sum()
     }
 
     fn reads_values(columns: &Columns, _: usize) -> bool {
         matches!(columns.values, ColumnValues::Pairs(pairs) if !pairs.are_scattered())
     }
 
-    unsafe fn pack_values<S: Simd>(s: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
-        // SAFETY: same contract.
-        unsafe { pack_value_pairs(s, values, out) }
+    fn value_floats(keys: usize) -> usize {
+        if WEIGHTS == 1 { keys.div_ceil(2) } else { bf16_parts::value_floats(keys, WEIGHTS) }
+    }
+
+    unsafe fn pack_values<S: Simd>(s: S, to_pack: ValuesToPack, out: &mut [f32]) -> ColumnValues {
+        let ValuesToPack { values, size: [n, cols], nonfinite, packing } = to_pack;
+        let rows = match values {
+            ColumnValues::Elements(rows) if Self::parts(rows.dtype()) > 1 => rows,
+            // SAFETY: same contract.
+            _ => return unsafe { pack_value_pairs(s, to_pack, out) },
+        };
+        let (width, out) = (cols.next_multiple_of(LANES), elements_mut::<Bf16x2>(out));
+        if packing == Packing::Needed {
+            // SAFETY: the caller guarantees the values.
+            unsafe { bf16_parts::pack_values(s, rows, [n, cols], nonfinite, out) }
+        }
+        let (first, part) = (Rows::strided(out.as_ptr(), width as isize, 1), pairs(n) * width);
+        ColumnValues::Parts(Parts { first, count: Self::parts(rows.dtype()), bytes: part * size_of::<Bf16x2>() })
     }
 
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues) {
-        let ColumnValues::Pairs(values) = values else { unreachable!("values are packed as pairs") };
+        let Parts { first: values, count, bytes } = match values {
+            ColumnValues::Pairs(values) => Self::of_pairs(values),
+            ColumnValues::Parts(parts) => parts,
+            _ => unreachable!("values are packed as pairs"),
+        };
+        let (of_weights, of_values) = (WEIGHT_PARTS.map(|floats| floats * size_of::<f32>()), [0, bytes, 2 * bytes]);
+        let pairs = PartPairs::of(&of_weights[..WEIGHTS], &of_values[..count]);
+        let plane = WeightPlane { product: Product::Bf16, first: 0, pairs: pairs.as_slice() };
         s.vectorize(
             #[inline(always)]
-            // SAFETY: the caller guarantees the values and the outputs; weights beside spans were cleared.
+            // SAFETY: the caller guarantees the values, parts filled up to whole steps, and the outputs; weights beside spans were
+            // cleared.
             || unsafe {
                 tiles::sums(s, sums, values, PANEL_PAIRS, |tiles, steps, vecs, sums| {
-                    steps.multiply(s, tiles, WeightPlane { product: Product::Bf16, first: 0 }, vecs, sums);
+                    let steps = if count > 1 { steps.whole() } else { steps };
+                    steps.multiply(s, tiles, plane, vecs, sums);
                 });
             },
         );
     }
 }
 
-/// Returns the number of pairs of a query or key, in whole steps.
-fn pairs(head_dim: usize) -> usize {
-    head_dim.div_ceil(2).next_multiple_of(TILE)
+/// Step that stores weights as the unit reads them, in some number of parts.
+enum StoreWeights<'a, const WEIGHTS: usize> {
+    /// Softmax of scores times a factor.
+    Softmax { row_block: ScoreBlock<'a>, factor: f32, state: SoftmaxState<'a> },
+    /// Finished weights, floats so far.
+    Finished(ScoreBlock<'a>),
+}
+
+impl<const WEIGHTS: usize> StoreWeights<'_, WEIGHTS> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        #[cfg(not(matrix_unit_model))]
+        // SAFETY: the work has no contract.
+        unsafe {
+            s.with_bf16_dot(self);
+        }
+        #[cfg(matrix_unit_model)]
+        self.run_as::<S, model::Rounded>(s);
+    }
+
+    /// Carries out the step; `W` rounds to bfloat16.
+    #[inline(always)]
+    fn run_as<S: Simd, W: WeightForm<S>>(self, s: S) {
+        match self {
+            Self::Softmax { row_block, factor, state } if const { WEIGHTS == 1 } => {
+                softmax::<S, Scaled<W>>(s, row_block, factor, state);
+            }
+            Self::Softmax { row_block, factor, state } => {
+                softmax::<S, Scaled<InParts<W>>>(s, row_block, factor, state);
+            }
+            Self::Finished(row_block) if const { WEIGHTS == 1 } => store_weights::<S, W>(s, row_block),
+            Self::Finished(row_block) => store_weights::<S, InParts<W>>(s, row_block),
+        }
+    }
+}
+
+/// Has no contract: it is safe for any score block.
+#[cfg(not(matrix_unit_model))]
+impl<const WEIGHTS: usize> Bf16DotWork for StoreWeights<'_, WEIGHTS> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
+        self.run_as::<S, Bf16Pairs>(s);
+    }
+}
+
+/// Weights in three parts, each rounded by `W`.
+struct InParts<W>(PhantomData<W>);
+
+impl<S: Simd, W: WeightForm<S>> WeightForm<S> for InParts<W> {
+    const IN_PLACE: bool = false;
+    const ROWS_BEHIND: usize = BLOCK;
+    type Accuracy = exp::Full;
+
+    #[inline(always)]
+    unsafe fn store(s: S, row: *mut f32, panel: usize, weights: S::V) -> S::V {
+        let mut rest = weights;
+        for first in WEIGHT_PARTS {
+            // SAFETY: the caller guarantees the row, for the first part, and the one that is `BLOCK` rows behind.
+            rest = s.sub(rest, unsafe { W::store(s, row.add(first), panel, rest) });
+        }
+        weights
+    }
 }
 
 /// Weights as the model of the unit reads them.

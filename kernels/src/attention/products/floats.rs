@@ -133,7 +133,9 @@ impl Multiply for Floats {
                 // Few rows: more have them side by side, as floats.
                 ColumnValues::Elements(rows) => by_type!(Typed, rows, |rows| pv::values(s, sums, rows)),
                 ColumnValues::Pairs(pairs) => pv::values(s, sums, pairs.cast::<ValuePair>()),
-                ColumnValues::Int8(_) | ColumnValues::Int4 { .. } => unreachable!("values of integers"),
+                ColumnValues::Parts(_) | ColumnValues::Int8(_) | ColumnValues::Int4 { .. } => {
+                    unreachable!("values of another arithmetic")
+                }
             }
         }
     }

@@ -18,7 +18,7 @@ use crate::matmul::int8::{LARGEST_WEIGHT, QUAD, QuerySize, ValueQuad, WEIGHT_UNI
 use crate::matmul::key_code::Int8Keys;
 use crate::matmul::operands::Int8Fours;
 use crate::simd::aligned::elements_mut;
-use crate::simd::tiles::{BLOCK, Product, TILE};
+use crate::simd::tiles::{BLOCK, Product, TILE, WHOLE};
 use crate::simd::{LANES, Query4, Simd, Words4};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::ops::Range;
@@ -30,8 +30,9 @@ pub(crate) struct Int8Tiles;
 const PANEL_FOURS: usize = LANES / QUAD;
 
 /// Weights of a row by bytes, in floats: behind the words that they are made of, a byte for each key of a block.
-const LOWER: WeightPlane = WeightPlane { product: Product::UnsignedBytes, first: KEY_BLOCK / 2 };
-const UPPER: WeightPlane = WeightPlane { product: Product::Bytes, first: LOWER.first + KEY_BLOCK / QUAD };
+const LOWER: WeightPlane<'_> = WeightPlane { product: Product::UnsignedBytes, first: KEY_BLOCK / 2, pairs: WHOLE };
+const UPPER: WeightPlane<'_> =
+    WeightPlane { product: Product::Bytes, first: LOWER.first + KEY_BLOCK / QUAD, pairs: WHOLE };
 const _: () = assert!(UPPER.first + KEY_BLOCK / QUAD <= LARGEST_WEIGHT);
 
 /// Returns true if the unit multiplies keys of this length: in whole steps. The emulator of `.ci/emulated` takes all bytes for
@@ -45,7 +46,6 @@ impl Multiply for Int8Tiles {
     // Two for each of pairs; a weight of 16 bits takes two.
     const PRODUCTS: [f64; 2] = [32.0, 16.0];
     const TIME: f64 = 0.3;
-    const VALUE_GROUP: usize = QUAD;
     const ROW_BLOCK: usize = BLOCK;
 
     fn tile_rows<S: Simd>() -> usize {
@@ -90,6 +90,7 @@ impl Multiply for Int8Tiles {
         let queries = Int8Queries { rows: queries.rows, size };
         let operands = ScoreOperands {
             product: Product::Bytes,
+            pairs: WHOLE,
             queries: queries.rows,
             query_bytes: size.floats() * size_of::<f32>(),
             depth: size.quads,
@@ -143,6 +144,10 @@ impl Multiply for Int8Tiles {
         matches!(columns.values, ColumnValues::Int8(fours) if !fours.are_scattered())
     }
 
+    fn value_floats(keys: usize) -> usize {
+        keys.div_ceil(QUAD)
+    }
+
     unsafe fn pack_values<S: Simd>(_: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
         let ValuesToPack { values: ColumnValues::Int8(fours), size: [n, cols], packing, .. } = values else {
             unreachable!("values are bytes")
@@ -167,7 +172,8 @@ impl Multiply for Int8Tiles {
                 tiles::sums(s, sums, values, PANEL_FOURS, |tiles, steps, vecs, sums| {
                     steps.multiply(s, tiles, LOWER, vecs.clone(), &mut lower);
                     steps.multiply(s, tiles, UPPER, vecs, sums);
-                    let largest = steps.weights.chunks_exact(SCORE_STRIDE).map(|row| row[LARGEST_WEIGHT]);
+                    let rows = steps.weights.chunks_exact(SCORE_STRIDE).take(steps.rows);
+                    let largest = rows.map(|row| row[LARGEST_WEIGHT]);
                     for ((sums, lower), largest) in sums.iter_mut().zip(&lower).zip(largest) {
                         for (sum, lower) in sums.iter_mut().zip(lower) {
                             let total = (sum.to_bits() << 8).wrapping_add(lower.to_bits()).cast_signed();

@@ -56,7 +56,11 @@ macro_rules! by_arithmetic {
                 $work
             }
             $crate::attention::products::multiply::Arithmetic::Bf16Tiles => {
-                type $A = $crate::attention::products::bf16_tiles::Bf16Tiles;
+                type $A = $crate::attention::products::bf16_tiles::Bf16Tiles<1>;
+                $work
+            }
+            $crate::attention::products::multiply::Arithmetic::PartTiles => {
+                type $A = $crate::attention::products::bf16_tiles::Bf16Tiles<3>;
                 $work
             }
         }
@@ -81,6 +85,7 @@ impl Products {
     pub(crate) fn of<S: Simd>(s: S, call: &Call<'_>, given: Given) -> Self {
         let [keys, values] = call.kv.dtypes().map(|dtype| match dtype {
             Some(Dtype::Bf16) if call.precision == Precision::Native => native(s).unwrap_or(Arithmetic::Floats),
+            Some(_) if call.precision == Precision::Accurate && s.has_matrix_unit() => Arithmetic::PartTiles,
             Some(_) => Arithmetic::Floats,
             None if call.kv.int4().is_some() => Arithmetic::Int4,
             None if s.has_matrix_unit() && int8_tiles::takes(call.kv.dims()[0]) => Arithmetic::Int8Tiles,
@@ -98,6 +103,12 @@ impl Products {
     #[inline(always)]
     pub(crate) fn tile_rows<S: Simd>(self) -> usize {
         by_arithmetic!(self.keys, |A| A::tile_rows::<S>())
+    }
+
+    /// Returns the largest number of [parts](crate::matmul::bf16_parts) of an operand.
+    #[inline(always)]
+    pub(crate) fn parts(self) -> usize {
+        by_arithmetic!(self.keys, |A| A::PARTS).max(by_arithmetic!(self.values, |A| A::PARTS))
     }
 
     /// Returns the largest number of rows of a row block.
@@ -126,7 +137,7 @@ impl Call<'_> {
     pub fn rates(&self, isa: Isa) -> Rates {
         let (rows, keys) = isa.tile();
         let (products, packing, row_block) = ([1.0; 2], Floats::PACKING, Floats::ROW_BLOCK);
-        let floats = Rates { tile: (rows, keys), products, time: 1.0, packing, row_block, unit: false };
+        let floats = Rates { tile: (rows, keys), products, time: 1.0, packing, row_block, parts: 1, unit: false };
         let plain = self.precision == Precision::Exact && self.kv.dtypes() != [None; 2];
         if plain { floats } else { dispatch!(isa, |s| Products::of(s, self, Given::default()).rates(floats)) }
     }
@@ -145,6 +156,8 @@ pub struct Rates {
     pub packing: usize,
     /// Largest number of rows of a row block.
     pub row_block: usize,
+    /// Largest number of bfloat16 parts that a number is multiplied in.
+    pub parts: usize,
     /// True if a matrix unit multiplies.
     pub unit: bool,
 }
@@ -154,7 +167,7 @@ impl Products {
     fn rates(self, floats: Rates) -> Rates {
         let [keys, values] = [self.keys, self.values].map(|arithmetic| by_arithmetic!(arithmetic, |A| A::PRODUCTS));
         let products = [keys[0], values[1]];
-        let unit = matches!(self.keys, Arithmetic::Bf16Tiles | Arithmetic::Int8Tiles);
+        let unit = matches!(self.keys, Arithmetic::Bf16Tiles | Arithmetic::PartTiles | Arithmetic::Int8Tiles);
         let tile = if unit { (BLOCK, BLOCK) } else { floats.tile };
         by_arithmetic!(self.keys, |A| Rates {
             tile,
@@ -162,6 +175,7 @@ impl Products {
             time: A::TIME,
             packing: A::PACKING,
             row_block: A::ROW_BLOCK,
+            parts: self.parts(),
             unit
         })
     }

@@ -31,8 +31,8 @@ pub(crate) trait Multiply {
     const TIME: f64 = 1.0;
     /// Number of rows whose time packing a key block takes.
     const PACKING: usize = 3;
-    /// Number of keys whose packed values of one column take a float of scratch.
-    const VALUE_GROUP: usize = 1;
+    /// Largest number of [parts](crate::matmul::bf16_parts) of an operand.
+    const PARTS: usize = 1;
     /// Largest number of rows of a row block.
     const ROW_BLOCK: usize = MAX_ROW_BLOCK;
 
@@ -78,13 +78,17 @@ pub(crate) trait Multiply {
     /// # Safety
     /// The values' scales are readable.
     unsafe fn prepare_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, values: BlockValues, from: Arithmetic);
-    /// Returns the weight of a key in a row of prepared weights.
+    /// Returns the weight of a key in a row of prepared weights, which is the first of these.
     fn weight(weights: &[f32], key: usize) -> f32 {
         weights[key]
     }
 
     /// Returns true if a row block of `rows` rows reads these values where they lie, if all of them are finite.
     fn reads_values(columns: &Columns, rows: usize) -> bool;
+    /// Returns the number of floats of scratch that one column of the packed values of some keys takes.
+    fn value_floats(keys: usize) -> usize {
+        keys
+    }
     /// Packs values into `out`, unless that is done, and returns them as they lie there, filled up to whole vectors of columns.
     ///
     /// # Safety
@@ -114,4 +118,6 @@ pub(crate) enum Arithmetic {
     Int4,
     /// Pairs of bfloat16, by a matrix unit.
     Bf16Tiles,
+    /// The same, of numbers in parts: errors are those of floats.
+    PartTiles,
 }

@@ -3,6 +3,7 @@
 use crate::kv::key_block::{BlockValues, ColumnValues, Keys};
 use crate::matmul::pack::NonFinite;
 use crate::tensor::any::AnyRows;
+use crate::tensor::element::Dtype;
 use core::ops::Range;
 
 /// Query to be written to scratch.
@@ -23,6 +24,8 @@ pub(crate) struct QueryRows<'a> {
     /// Rows, contiguous each.
     pub(crate) rows: &'a [*const f32],
     pub(crate) head_dim: usize,
+    /// Type of the call's queries.
+    pub(crate) dtype: Dtype,
     /// Factor of their products with keys.
     pub(crate) scale: f32,
 }

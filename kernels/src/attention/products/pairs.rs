@@ -7,8 +7,9 @@ use crate::attention::products::operands::{
 use crate::attention::products::pv::{ValueSums, Values, values};
 use crate::attention::products::qk;
 use crate::attention::products::score_run::ScoreRun;
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::softmax::{Scaled, WeightForm, softmax};
+use crate::attention::steps::softmax::{WeightForm, softmax};
 use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
@@ -25,7 +26,6 @@ use crate::tensor::rows::Rows;
 impl Multiply for Bf16Pairs {
     const ROUNDS_IN_SOFTMAX: bool = true;
     const PRODUCTS: [f64; 2] = [2.0; 2];
-    const VALUE_GROUP: usize = 2;
 
     fn query_floats(head_dim: usize) -> usize {
         head_dim.div_ceil(2)
@@ -61,12 +61,13 @@ impl Multiply for Bf16Pairs {
 
     fn softmax<S: Simd>(s: S, row_block: ScoreBlock<'_>, _: f32, state: SoftmaxState<'_>) {
         // SAFETY: the work has no contract.
-        unsafe { s.with_bf16_dot(SoftmaxOfPairs { row_block, factor: None, state }) }
+        unsafe { s.with_bf16_dot(SoftmaxOfPairs { row_block, state }) }
     }
 
     unsafe fn prepare_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, _: BlockValues, from: Arithmetic) {
         if from == Arithmetic::Floats {
-            Self::round(s, row_block);
+            // SAFETY: the work has no contract.
+            unsafe { s.with_bf16_dot(Round(row_block)) }
         }
     }
 
@@ -78,6 +79,10 @@ impl Multiply for Bf16Pairs {
         rows <= MEMORY_BOUND_ROWS || !columns.are_far()
     }
 
+    fn value_floats(keys: usize) -> usize {
+        keys.div_ceil(2)
+    }
+
     unsafe fn pack_values<S: Simd>(s: S, values: ValuesToPack, out: &mut [f32]) -> ColumnValues {
         // SAFETY: same contract.
         unsafe { pack_value_pairs(s, values, out) }
@@ -86,14 +91,6 @@ impl Multiply for Bf16Pairs {
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues) {
         // SAFETY: same contract.
         unsafe { s.with_bf16_dot(Values { values, sums }) }
-    }
-}
-
-impl Bf16Pairs {
-    /// Rounds finished weights to pairs, in place.
-    pub(crate) fn round<S: Simd>(s: S, row_block: ScoreBlock<'_>) {
-        // SAFETY: the work has no contract.
-        unsafe { s.with_bf16_dot(Round(row_block)) }
     }
 }
 
@@ -210,11 +207,9 @@ impl<S: Bf16Dot> WeightForm<S> for Bf16Pairs {
 }
 
 /// Softmax that stores weights as pairs.
-pub(crate) struct SoftmaxOfPairs<'a> {
-    pub(crate) row_block: ScoreBlock<'a>,
-    /// Factor of the scores, if they lack one.
-    pub(crate) factor: Option<f32>,
-    pub(crate) state: SoftmaxState<'a>,
+struct SoftmaxOfPairs<'a> {
+    row_block: ScoreBlock<'a>,
+    state: SoftmaxState<'a>,
 }
 
 /// Has no contract: it is safe for any score block.
@@ -222,11 +217,7 @@ impl Bf16DotWork for SoftmaxOfPairs<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(self, s: S) {
-        let Self { row_block, factor, state } = self;
-        match factor {
-            Some(factor) => softmax::<S, Scaled<Bf16Pairs>>(s, row_block, factor, state),
-            None => softmax::<S, Bf16Pairs>(s, row_block, 1.0, state),
-        }
+        softmax::<S, Bf16Pairs>(s, self.row_block, 1.0, self.state);
     }
 }
 
@@ -245,6 +236,7 @@ impl Bf16DotWork for Round<'_> {
 /// Stores finished weights, floats so far, in another form, in place.
 #[inline(always)]
 pub(crate) fn store_weights<S: Simd, W: WeightForm<S>>(s: S, mut row_block: ScoreBlock<'_>) {
+    assert!(row_block.scores.len() >= (row_block.rows + W::ROWS_BEHIND) * SCORE_STRIDE);
     s.vectorize(
         #[inline(always)]
         || {
@@ -253,7 +245,7 @@ pub(crate) fn store_weights<S: Simd, W: WeightForm<S>>(s: S, mut row_block: Scor
                 |_, panels, weights| {
                     for panel in panels {
                         // SAFETY: a panel of the row is read, and its weights are written over it, or over those before it, which
-                        // have been read already or belong to no key of the span.
+                        // have been read already or belong to no key of the span, and behind the rows, as asserted.
                         unsafe { W::store(s, weights, panel, s.load(weights.add(panel * LANES))) };
                     }
                 },

@@ -119,7 +119,7 @@ unsafe fn strip_scores<S: Simd, const NV: usize>(
     queries: QueryRows<'_>,
     keys: Rows<f32>,
 ) {
-    let QueryRows { rows: queries, head_dim: depth, scale } = queries;
+    let QueryRows { rows: queries, head_dim: depth, scale, .. } = queries;
     let (size, chains, scale) = (depth * LANES, Chains::new::<S>(depth), s.splat(scale));
     let lines = chains.in_fours();
     for tile in strip.tiles {

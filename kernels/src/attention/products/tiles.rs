@@ -11,7 +11,7 @@ use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::{MAX_SPAN_ROWS, Span};
 use crate::matmul::dot_tile::Later;
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
-use crate::simd::tiles::{BLOCK, Product, Start, TILE, TileBlock, Tiles};
+use crate::simd::tiles::{BLOCK, PartPair, Product, Start, TILE, TileBlock, Tiles};
 use crate::simd::unit::{self, UnitTiles};
 use crate::simd::{LANES, Simd};
 use crate::tensor::panels::panel_bits;
@@ -62,6 +62,8 @@ fn row_pairs(spans: &[Span], rows: usize) -> impl Iterator<Item = RowPair> {
 #[derive(Clone, Copy)]
 pub(crate) struct ScoreOperands<'a> {
     pub(crate) product: Product,
+    /// Pairs of parts of queries and of keys.
+    pub(crate) pairs: &'a [PartPair],
     /// Queries, one after the other, and the bytes from one to the next.
     pub(crate) queries: &'a [*const f32],
     pub(crate) query_bytes: usize,
@@ -102,6 +104,7 @@ pub(crate) unsafe fn scores<S: Simd>(
             let out = run.out[rows.start * SCORE_STRIDE + here.start * LANES..].as_mut_ptr();
             let block = TileBlock {
                 rows: rows.len(),
+                pairs: operands.pairs,
                 a: operands.queries[rows.start].cast(),
                 a_stride: operands.query_bytes,
                 b: at,
@@ -177,8 +180,8 @@ pub(crate) unsafe fn sums<S: Simd, T: Copy + Default>(
     for pair in row_pairs(sums.spans, sums.rows) {
         let spans = &sums.spans[pair.rows.start / TILE..pair.rows.end.div_ceil(TILE)];
         let end = spans.iter().map(|span| span.keys().end.div_ceil(LANES / of_panel)).max().unwrap_or(0);
-        let weights = &sums.weights[pair.rows.start * SCORE_STRIDE..pair.rows.end * SCORE_STRIDE];
-        let steps = ValueSteps { weights, first: pair.steps(of_panel).start, end, values };
+        let (weights, rows) = (&sums.weights[pair.rows.start * SCORE_STRIDE..], pair.rows.len());
+        let steps = ValueSteps { weights, rows, first: pair.steps(of_panel).start, end, values };
         for vec in (0..sums.vecs()).step_by(2) {
             let vecs = vec..sums.vecs().min(vec + 2);
             if sums.rows <= MEMORY_BOUND_ROWS {
@@ -209,24 +212,31 @@ pub(crate) unsafe fn sums<S: Simd, T: Copy + Default>(
 /// Weights of a pair of tiles of rows, and the groups of keys whose values they multiply.
 #[derive(Clone, Copy)]
 pub(crate) struct ValueSteps<'a, T> {
-    /// Weights, [`SCORE_STRIDE`] a row.
+    /// Weights from the first row on, [`SCORE_STRIDE`] a row, and what lies behind them.
     pub(crate) weights: &'a [f32],
+    pub(crate) rows: usize,
     /// First group, with which a step begins, and one past the last that is there.
     first: usize,
     end: usize,
     values: Rows<T>,
 }
 
-/// Weights as one product of the unit reads them: groups from some float of each row on.
+/// Weights as one product of the unit reads them: groups from some float of each row on, and pairs of their parts and the values'.
 #[derive(Clone, Copy)]
-pub(crate) struct WeightPlane {
+pub(crate) struct WeightPlane<'a> {
     pub(crate) product: Product,
     pub(crate) first: usize,
+    pub(crate) pairs: &'a [PartPair],
 }
 
 impl<T: Copy + Default> ValueSteps<'_, T> {
-    /// Computes the weighted sums of some vectors of columns. The last step, if it is not whole, reads a copy that is filled up with
-    /// zeros.
+    /// Returns the same groups in whole steps: values that are filled up with zeros.
+    pub(crate) fn whole(self) -> Self {
+        Self { end: self.end.next_multiple_of(TILE), ..self }
+    }
+
+    /// Computes the weighted sums of some vectors of columns. The last step, if it is not whole, reads a copy of values of one part,
+    /// filled up with zeros.
     ///
     /// # Safety
     /// Rows have weights for all steps, and the values these vectors, evenly spaced.
@@ -235,17 +245,18 @@ impl<T: Copy + Default> ValueSteps<'_, T> {
         self,
         s: S,
         tiles: &mut impl Tiles,
-        WeightPlane { product, first: plane }: WeightPlane,
+        WeightPlane { product, first: plane, pairs }: WeightPlane<'_>,
         vecs: Range<usize>,
         sums: &mut Part,
     ) {
-        let Self { weights, first, end, values } = self;
+        let Self { weights, rows, first, end, values } = self;
         let (whole, left) = ((end - first) / TILE, (end - first) % TILE);
         let columns = |row: *const T| [Some(row.cast()), (vecs.len() > 1).then(|| row.wrapping_add(LANES).cast())];
         // SAFETY: the caller guarantees weights, and values of groups before `end`; sums have room for a block.
         unsafe {
             let block = TileBlock {
-                rows: weights.len() / SCORE_STRIDE,
+                rows,
+                pairs,
                 a: weights.as_ptr().add(plane + first).cast(),
                 a_stride: SCORE_STRIDE * size_of::<f32>(),
                 b: columns(values.at(first).add(vecs.start * LANES)),
@@ -281,8 +292,7 @@ impl<T: Copy + Default> ValueSteps<'_, T> {
     /// Prefetches, for few rows, values that lie further on.
     #[inline(always)]
     fn prefetch<S: Simd>(self, s: S, vecs: Range<usize>) {
-        let rows = self.weights.len() / SCORE_STRIDE;
-        let (level, far) = (Later::level(s, rows), Later::far(s, rows));
+        let (level, far) = (Later::level(s, self.rows), Later::far(s, self.rows));
         for group in self.first..self.end {
             // SAFETY: the group is one of these values'.
             let row = unsafe { self.values.at(group) }.wrapping_add(vecs.start * LANES).wrapping_byte_add(far);

@@ -2,9 +2,10 @@
 //! data; no bit of a result depends on any of it.
 
 use crate::kv::value_panels::VALUE_COLS;
-use crate::matmul::int4;
 use crate::matmul::int8::QuerySize;
+use crate::matmul::{bf16_parts, int4};
 use crate::simd::LANES;
+use crate::simd::tiles::BLOCK;
 use crate::simd::width::LINE_BYTES;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 
@@ -49,6 +50,8 @@ pub struct Tiling {
     pub(crate) pack_keys: usize,
     /// Number of value columns of a block packed at once, if values are packed at all.
     pub(crate) pack_cols: usize,
+    /// Largest number of [parts](crate::matmul::bf16_parts) of an operand that scratch is reserved for.
+    pub(crate) parts: usize,
 }
 
 impl Tiling {
@@ -73,7 +76,18 @@ impl Tiling {
             true => most_task.max(most_split),
             false => most_task,
         };
-        Self { head_dim, value_dim, task_rows, most_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols }
+        Self { head_dim, value_dim, task_rows, most_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols, parts: 1 }
+    }
+
+    /// Returns this tiling with scratch for operands of up to `parts` parts.
+    #[must_use]
+    pub fn with_parts(self, parts: usize) -> Self {
+        Self { parts, ..self }
+    }
+
+    /// Returns true if there is scratch for operands of up to `parts` parts.
+    pub fn has_parts(&self, parts: usize) -> bool {
+        parts <= self.parts
     }
 
     /// Creates the tiling for split-KV, where a task is a key block with all the `rows` rows that share its head: like
@@ -143,18 +157,28 @@ impl Tiling {
     /// Returns the number of floats that a query takes in any form.
     pub(crate) fn query_floats(&self) -> usize {
         let d = self.head_dim;
-        d.max(QuerySize::int8(d).floats()).max(int4::query_size(d).floats())
+        self.key_floats().max(QuerySize::int8(d).floats()).max(int4::query_size(d).floats())
+    }
+
+    /// Returns the number of floats that a packed key takes; of short keys too as much as integers and their scales take.
+    fn key_floats(&self) -> usize {
+        let of_parts = if self.parts > 1 { bf16_parts::key_floats(self.head_dim, self.parts) } else { 0 };
+        self.head_dim.max(LANES).max(of_parts)
     }
 
     /// Returns the lengths in floats of the regions of a worker's scratch, in the order of [`Regions`](super::Regions).
     #[inline]
     pub(super) fn lengths(&self) -> [usize; 7] {
         let (rows, group) = (self.most_rows, self.most_rows.min(MAX_ROW_BLOCK));
+        let (values, behind) = match self.parts {
+            0 | 1 => (self.block_keys, 0),
+            parts => (bf16_parts::value_floats(self.block_keys, parts), BLOCK),
+        };
         [
-            // Of short keys too as much as integers and their scales take.
-            self.pack_keys * self.head_dim.max(LANES),
-            self.block_keys * self.pack_cols,
-            group * SCORE_STRIDE,
+            self.pack_keys * self.key_floats(),
+            values * self.pack_cols,
+            // Parts of the weights of a row block lie behind it.
+            (group + behind) * SCORE_STRIDE,
             rows * self.width(),
             rows * self.query_floats(),
             2 * rows.next_multiple_of(LANES),
@@ -164,7 +188,7 @@ impl Tiling {
     }
 
     /// Returns the bytes of scratch that each worker needs. Independent of the number of rows and keys; at most 1.25 MiB
-    /// for dimensions up to 4096.
+    /// for dimensions up to 4096, 1.75 MiB with operands in parts.
     pub fn scratch_bytes(&self) -> usize {
         self.lengths().iter().sum::<usize>() * size_of::<f32>() + LINE_BYTES
     }

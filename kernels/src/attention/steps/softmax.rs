@@ -31,12 +31,14 @@ pub(crate) trait WeightForm<S: Simd> {
     const IN_PLACE: bool;
     /// True if scores are multiplied by a factor as they are read.
     const SCALES: bool = false;
+    /// Number of rows behind which rows hold the rest of the weights; 0 if there is no rest.
+    const ROWS_BEHIND: usize = 0;
 
     /// Writes the sixteen weights of a panel of a row of scores, and returns them as they were written: the numbers that
     /// the row's sum is taken over.
     ///
     /// # Safety
-    /// The panel and those before it are writable, and their scores have been read.
+    /// The panel and those before it are writable, and their scores have been read; so is the row [`Self::ROWS_BEHIND`] rows behind.
     unsafe fn store(s: S, row: *mut f32, panel: usize, weights: S::V) -> S::V;
 }
 
@@ -60,6 +62,7 @@ impl<S: Simd, W: WeightForm<S>> WeightForm<S> for Scaled<W> {
     type Accuracy = W::Accuracy;
     const IN_PLACE: bool = W::IN_PLACE;
     const SCALES: bool = true;
+    const ROWS_BEHIND: usize = W::ROWS_BEHIND;
 
     #[inline(always)]
     unsafe fn store(s: S, row: *mut f32, panel: usize, weights: S::V) -> S::V {
@@ -79,13 +82,14 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(
     debug_assert!(factor > 0.0 && (W::SCALES || factor == 1.0), "a factor of {factor}");
     let ScoreBlock { scores, spans, rows } = row_block;
     let padded = rows.next_multiple_of(LANES);
-    assert!(spans.are_of(rows) && scores.len() >= rows * SCORE_STRIDE);
+    assert!(spans.are_of(rows) && scores.len() >= (rows + W::ROWS_BEHIND) * SCORE_STRIDE);
+    assert!(W::ROWS_BEHIND == 0 || rows <= W::ROWS_BEHIND);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
     assert!(state.rescale_prev.len() >= padded && state.rescale_block.len() >= padded);
     let (mut row, tile_rows) = (0, spans.tile_rows());
     for spans in spans.chunk_by(|a, b| a.apart.is_some() == b.apart.is_some()) {
         let end = rows.min(row + spans.len() * tile_rows);
-        let scores = &mut scores[row * SCORE_STRIDE..end * SCORE_STRIDE];
+        let scores = &mut scores[row * SCORE_STRIDE..];
         let (max, sum) = (&mut state.rescale_prev[row..end], &mut state.rescale_block[row..end]);
         let rows = TileScores { scores, factor, max, sum };
         // Compiled apart: together they would not have enough registers, which took a fifth of this step's time.
@@ -108,7 +112,7 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(
     );
 }
 
-/// Scores of some tiles of rows, `[row][SCORE_STRIDE]`, their factor, and room for the rows' maxima and sums.
+/// Scores of some tiles of rows, `[row][SCORE_STRIDE]`, and what lies behind them, their factor, and room for the rows' maxima and sums.
 struct TileScores<'a> {
     scores: &'a mut [f32],
     factor: f32,
@@ -124,7 +128,7 @@ fn weights_together<S: Simd, W: WeightForm<S>>(s: S, spans: &[Span], tile_rows: 
     // a full tile's rows are computed SIDE_ROWS at a time.
     let whole = tile_rows.is_multiple_of(S::SIDE_ROWS);
     let (rows, mut known) = (max.len(), false);
-    assert!(scores.len() == rows * SCORE_STRIDE && sum.len() == rows);
+    assert!(scores.len() >= (rows + W::ROWS_BEHIND) * SCORE_STRIDE && sum.len() == rows);
     for (tile, span) in spans.iter().enumerate() {
         let (mut row, tile_end) = (tile * tile_rows, rows.min((tile + 1) * tile_rows));
         let panels = span.first_panel()..span.end_panel();
@@ -155,7 +159,7 @@ fn weights_apart<S: Simd, W: WeightForm<S>>(s: S, spans: &[Span], rows: TileScor
     let TileScores { scores, factor, max, sum } = rows;
     // Only products of floats take rows apart.
     assert!(W::IN_PLACE, "rows apart have their weights where their scores were");
-    for (n, scores) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
+    for (n, scores) in scores.chunks_exact_mut(SCORE_STRIDE).take(max.len()).enumerate() {
         let span = spans[n / S::TILE_ROWS];
         let (first, end) = (span.first_panel(), span.end_panel());
         let (seen, mut together) = (span.of_row(n % S::TILE_ROWS).panels, first);

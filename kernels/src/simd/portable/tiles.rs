@@ -20,7 +20,7 @@ impl MatrixUnit for Model {
 }
 
 impl Tiles for Model {
-    unsafe fn multiply<S: Simd>(&mut self, s: S, product: Product, block: TileBlock) {
+    unsafe fn multiply<S: Simd>(&mut self, s: S, product: Product, block: TileBlock<'_>) {
         s.vectorize(
             #[inline(always)]
             // SAFETY: same contract.
@@ -46,17 +46,17 @@ type Columns = [[u32; LANES]; TILE];
 /// # Safety
 /// As operations of [`Tiles`].
 #[inline(always)]
-unsafe fn multiply<T: Copy + Default>(block: TileBlock, add: impl Fn(&mut [T; LANES], &Row, &Columns)) {
-    let TileBlock { rows, a, a_stride, b, b_stride, steps, start, c, c_stride } = block;
+unsafe fn multiply<T: Copy + Default>(block: TileBlock<'_>, add: impl Fn(&mut [T; LANES], &Row, &Columns)) {
+    let TileBlock { rows, pairs, a, a_stride, b, b_stride, steps, start, c, c_stride } = block;
     for row in 0..rows {
         for (n, b) in b.into_iter().enumerate().filter_map(|(n, b)| Some((n, b?))) {
             // SAFETY: sixteen sums of the row, groups of the row's and of the columns' steps, which the caller guarantees.
             unsafe {
                 let to = c.add(row * c_stride).cast::<[T; LANES]>().add(n);
                 let mut sums = if start == Start::There { to.read_unaligned() } else { [T::default(); LANES] };
-                for step in 0..steps {
-                    let groups = a.add(row * a_stride).cast::<Row>().add(step).read_unaligned();
-                    let first = b.add(step * TILE * b_stride);
+                for (step, pair) in (0..steps).flat_map(|step| pairs.iter().map(move |pair| (step, pair))) {
+                    let groups = a.add(pair.a + row * a_stride).cast::<Row>().add(step).read_unaligned();
+                    let first = b.add(pair.b + step * TILE * b_stride);
                     let columns =
                         core::array::from_fn(|n| first.add(n * b_stride).cast::<[u32; LANES]>().read_unaligned());
                     add(&mut sums, &groups, &columns);

@@ -5,7 +5,9 @@
 //! Developer's Manual, volume 1, chapter 18.)
 
 use crate::simd::Simd;
-use crate::simd::tiles::{BLOCK, MatrixUnit, NoMatrixUnit, Product, Start, TILE, TileBlock, Tiles};
+use crate::simd::tiles::{
+    BLOCK, MAX_PAIRS, MatrixUnit, NoMatrixUnit, PartPair, Product, Start, TILE, TileBlock, Tiles,
+};
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::marker::PhantomData;
@@ -105,15 +107,38 @@ const TWO_COLUMNS: u32 = 1;
 const TWO_ROWS: u32 = 2;
 const SUMS_THERE: u32 = 4;
 
+/// What the instructions of a block read of memory: there are too few registers.
+#[repr(C)]
+struct Pairs {
+    /// Place of the first pair, in numbers of eight bytes: pairs lie in the opposite order.
+    first: usize,
+    /// Bytes from B of the first tile of columns to that of the second.
+    second_columns: usize,
+    pairs: [PartPair; MAX_PAIRS],
+}
+
+impl Pairs {
+    #[inline(always)]
+    fn of(pairs: &[PartPair], second_columns: usize) -> Self {
+        assert!((1..=MAX_PAIRS).contains(&pairs.len()), "{} pairs of parts", pairs.len());
+        let mut reversed = [PartPair::default(); MAX_PAIRS];
+        for (to, &pair) in reversed[..pairs.len()].iter_mut().rev().zip(pairs) {
+            *to = pair;
+        }
+        Self { first: 2 * (pairs.len() - 1), second_columns, pairs: reversed }
+    }
+}
+
 /// Computes a block with one of the unit's products. Tiles that the block lacks are skipped by branches, which take no time beside
 /// products of sixteen cycles. Sums that are 0 at first are loaded nowhere; a product of no steps leaves them.
 macro_rules! multiply {
     ($product:literal, $block:ident) => {{
-        let TileBlock { rows, a, a_stride, b: [b0, b1], b_stride, steps, start, c, c_stride } = $block;
+        let TileBlock { rows, pairs, a, a_stride, b: [b0, b1], b_stride, steps, start, c, c_stride } = $block;
         let b0 = b0.expect("a block has columns");
         let how = u32::from(b1.is_some()) * TWO_COLUMNS
             | u32::from(rows > TILE) * TWO_ROWS
             | u32::from(start == Start::There) * SUMS_THERE;
+        let pairs = Pairs::of(pairs, b1.unwrap_or(b0).addr().wrapping_sub(b0.addr()));
         asm!(
             "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
             "test {how:e}, 4", "jz 3f",
@@ -121,43 +146,51 @@ macro_rules! multiply {
             "test {how:e}, 1", "jz 2f",
             "tileloadd tmm1, [{c} + {c_stride} + 64]",
             "2:", "test {how:e}, 2", "jz 3f",
-            "tileloadd tmm2, [{c1} + {c_stride}]",
+            "lea {at_a}, [{c} + 8 * {c_stride}]", "lea {at_a}, [{at_a} + 8 * {c_stride}]",
+            "tileloadd tmm2, [{at_a} + {c_stride}]",
             "test {how:e}, 1", "jz 3f",
-            "tileloadd tmm3, [{c1} + {c_stride} + 64]",
-            "3:", "test {steps}, {steps}", "jz 7f",
-            "4:",
-            "tileloadd tmm4, [{a} + {a_stride}]",
-            "tileloadd tmm6, [{b} + {b_stride}]",
+            "tileloadd tmm3, [{at_a} + {c_stride} + 64]",
+            "3:", "test {steps}, {steps}", "jz 8f",
+            "4:", "mov {pair}, [{pairs}]",
+            "5:", "mov {at_a}, [{pairs} + 8 * {pair} + 16]", "add {at_a}, {a}",
+            "mov {at_b}, [{pairs} + 8 * {pair} + 24]", "add {at_b}, {b}",
+            "tileloadd tmm4, [{at_a} + {a_stride}]",
+            "tileloadd tmm6, [{at_b} + {b_stride}]",
             concat!($product, " tmm0, tmm4, tmm6"),
-            "test {how:e}, 1", "jz 5f",
-            "tileloadd tmm7, [{b1} + {b_stride}]",
-            concat!($product, " tmm1, tmm4, tmm7"),
-            "5:", "test {how:e}, 2", "jz 6f",
-            "tileloadd tmm5, [{a1} + {a_stride}]",
-            concat!($product, " tmm2, tmm5, tmm6"),
             "test {how:e}, 1", "jz 6f",
+            "add {at_b}, [{pairs} + 8]",
+            "tileloadd tmm7, [{at_b} + {b_stride}]",
+            concat!($product, " tmm1, tmm4, tmm7"),
+            "6:", "test {how:e}, 2", "jz 7f",
+            "lea {at_a}, [{at_a} + 8 * {a_stride}]", "lea {at_a}, [{at_a} + 8 * {a_stride}]",
+            "tileloadd tmm5, [{at_a} + {a_stride}]",
+            concat!($product, " tmm2, tmm5, tmm6"),
+            "test {how:e}, 1", "jz 7f",
             concat!($product, " tmm3, tmm5, tmm7"),
-            "6:", "add {a}, 64", "add {a1}, 64", "add {b}, {b_step}", "add {b1}, {b_step}",
+            "7:", "sub {pair}, 2", "jns 5b",
+            "add {a}, 64",
+            "lea {b}, [{b} + 8 * {b_stride}]", "lea {b}, [{b} + 8 * {b_stride}]",
             "dec {steps}", "jnz 4b",
-            "7:", "tilestored [{c} + {c_stride}], tmm0",
-            "test {how:e}, 1", "jz 8f",
-            "tilestored [{c} + {c_stride} + 64], tmm1",
-            "8:", "test {how:e}, 2", "jz 9f",
-            "tilestored [{c1} + {c_stride}], tmm2",
+            "8:", "tilestored [{c} + {c_stride}], tmm0",
             "test {how:e}, 1", "jz 9f",
-            "tilestored [{c1} + {c_stride} + 64], tmm3",
-            "9:",
+            "tilestored [{c} + {c_stride} + 64], tmm1",
+            "9:", "test {how:e}, 2", "jz 22f",
+            "lea {at_a}, [{c} + 8 * {c_stride}]", "lea {at_a}, [{at_a} + 8 * {c_stride}]",
+            "tilestored [{at_a} + {c_stride}], tmm2",
+            "test {how:e}, 1", "jz 22f",
+            "tilestored [{at_a} + {c_stride} + 64], tmm3",
+            "22:",
             how = in(reg) how,
+            pairs = in(reg) &raw const pairs,
+            pair = out(reg) _,
             a = inout(reg) a => _,
-            a1 = inout(reg) a.wrapping_add(TILE * a_stride) => _,
+            at_a = out(reg) _,
             a_stride = in(reg) a_stride,
             b = inout(reg) b0 => _,
-            b1 = inout(reg) b1.unwrap_or(b0) => _,
+            at_b = out(reg) _,
             b_stride = in(reg) b_stride,
-            b_step = in(reg) TILE * b_stride,
             steps = inout(reg) steps => _,
             c = in(reg) c,
-            c1 = in(reg) c.wrapping_add(TILE * c_stride),
             c_stride = in(reg) c_stride,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -193,7 +226,7 @@ impl AmxTiles {
 
 impl Tiles for AmxTiles {
     #[inline(always)]
-    unsafe fn multiply<S: Simd>(&mut self, _: S, product: Product, block: TileBlock) {
+    unsafe fn multiply<S: Simd>(&mut self, _: S, product: Product, block: TileBlock<'_>) {
         self.configure(block.rows);
         // SAFETY: an `Amx` made these tiles, and they are configured for the block's rows; the caller guarantees its memory.
         unsafe {
