@@ -14,7 +14,7 @@ use crate::inputs::Inputs;
 use crate::shape::Shape;
 use crate::threads::run::Run;
 use sdpa_kernels::{
-    BackwardScratch, CheckedCall, Gradients, Isa, MaskMod, Part, Precision, Saved, ScoreMod, Tiling, WeightMod,
+    BackwardScratch, CheckedCall, Gradients, Isa, MAX_PARTS, MaskMod, Part, Saved, ScoreMod, Tiling, WeightMod,
 };
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
@@ -108,9 +108,10 @@ impl Attention {
     /// Binds inputs, saved results and gradients of a backward call, and checks everything that can be wrong with it.
     ///
     /// Every option of the forward pass has its derivative here. Keys and values must be tensors: those of caches and
-    /// pages have no gradients. [`Precision::Native`] computes as [`Precision::Exact`]; results saved from a native
-    /// call keep their error: a weight is off by up to 0.0041 of itself. [`BackwardProblem::run_with`] takes your own
-    /// functions.
+    /// pages have no gradients. [`Precision::Native`](crate::Precision::Native) and [`Precision::Accurate`](crate::Precision::Accurate) multiply on a matrix unit as the forward call does,
+    /// or else compute as [`Precision::Exact`](crate::Precision::Exact). With `Native`, weights and gradients of scores are rounded to bfloat16 before they are
+    /// multiplied, by up to 2⁻⁸ of themselves, and output gradients where they are not bfloat16; results saved from a native call keep
+    /// their error. A sum over the rows is taken 32 rows at a time. [`BackwardProblem::run_with`] takes your own functions.
     ///
     /// # Errors
     /// Any [`Error`] of [`Self::problem`] that concerns inputs; [`Error::Mismatch`] for saved results or gradients of
@@ -124,19 +125,20 @@ impl Attention {
     ) -> Result<BackwardProblem<'a>, Error> {
         let checked = self.checked_backward(&inputs, &saved, &gradients)?;
         let shape = Shape::of(checked.call());
-        let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0);
+        let tiling =
+            Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0).with_parts(MAX_PARTS);
         scratch_of(BackwardScratch::bytes_for(&tiling))?;
         Ok(BackwardProblem { checked, saved, gradients, part: Part::Whole, shape })
     }
 
-    /// Returns the call, with exact precision, if everything fits together.
+    /// Returns the call, if everything fits together.
     pub(crate) fn checked_backward<'a>(
         &self,
         inputs: &Inputs<'a>,
         saved: &Saved<'_>,
         gradients: &Gradients<'_>,
     ) -> Result<CheckedCall<'a>, Error> {
-        let checked = Self { precision: Precision::Exact, ..*self }.checked(inputs)?;
+        let checked = self.checked(inputs)?;
         saved.fits(checked.call())?;
         gradients.fits(&checked.with_given_bias())?;
         Ok(checked)

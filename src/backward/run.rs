@@ -16,7 +16,8 @@ use sdpa_kernels::{
 };
 
 /// Division of a backward problem of one shape into tasks: key blocks, each with all the query rows that see it. Of the
-/// plan, only the instruction set can change bits of the result: without FMA.
+/// plan, only the instruction set can change bits of the result: without FMA, or by its matrix unit, where the
+/// [`Precision`](crate::Precision) allows one.
 ///
 /// ```
 /// # use sdpa::{Attention, BackwardPlan, Exec, Gradients, Inputs, Saved, View};
@@ -47,6 +48,7 @@ impl BackwardPlan {
         // Five products of matrices where the forward pass has two.
         let workers = call_time::workers(exec, 2.5, &problem.checked).min(tasks.max(1));
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, exec.isa.tile().0);
+        let tiling = tiling.with_parts(problem.checked.call().backward_parts(exec.isa));
         Self { shape, isa: exec.isa, threads: exec.threads, workers, tasks, tiling }
     }
 
@@ -73,7 +75,8 @@ impl BackwardPlan {
 }
 
 impl BackwardProblem<'_> {
-    /// Computes the gradients. A plan made for another shape is replaced by one for this shape.
+    /// Computes the gradients. A plan made for another shape, or without scratch for this [`Precision`](crate::Precision), is
+    /// replaced by one for this problem.
     ///
     /// # Errors
     /// [`Error::Memory`]; gradients are then untouched.
@@ -112,7 +115,8 @@ impl BackwardProblem<'_> {
         mods: AnyMods<'_>,
     ) -> Result<(), Error> {
         let exec = Exec::serial().isa(plan.isa).threads(plan.threads);
-        let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, exec) };
+        let has_parts = plan.tiling.has_parts(self.checked.call().backward_parts(plan.isa));
+        let plan = if plan.shape == self.shape && has_parts { *plan } else { BackwardPlan::new(&self, exec) };
         let Workspace { backward, gradients: memory, .. } = workspace;
         let parameters = self.gradients.parameter_count();
         let workers =

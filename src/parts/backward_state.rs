@@ -13,7 +13,7 @@ use crate::threads::exec::Exec;
 use crate::threads::workspace::Workspace;
 use core::ops::Range;
 use sdpa_kernels::{
-    Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, ViewMut, WeightMod,
+    Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Precision, Saved, ScoreMod, Tensor, View, ViewMut, WeightMod,
 };
 
 /// Second column that rows far from 0 need: a call over all keys sums their exponentials again, a state has not seen all keys.
@@ -75,7 +75,7 @@ impl<'a> BackwardState<'a> {
     /// beyond ±256, such as rows that a finite mask hides wholly, unless a second column of `lse`
     /// ([`Outputs::lse`](crate::Outputs::lse)) has its rounding error.
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
-        let call = PartedCall::new(attention, inputs)?;
+        let call = PartedCall::new(attention.precision(Precision::Exact), inputs)?;
         let mut state = Self { call, saved, exec, keys: 0, workspace: Workspace::new() };
         let lists = inputs.lists_from(0, 0);
         let (attention, inputs) = state.at_end(0, &lists)?;

@@ -157,7 +157,7 @@ pub(crate) unsafe fn pack_keys<S: Simd>(s: S, keys: KeyRows, d: usize, parts: us
     }
 }
 
-/// Packs `n` values of `cols` columns in parts, filled up with zeros to whole vectors of columns and whole steps of keys.
+/// Packs `n` values of `cols` columns in some number of parts, filled up with zeros to whole vectors of columns and whole steps of keys.
 ///
 /// # Safety
 /// `values` has `n` readable rows of `cols` elements.
@@ -165,14 +165,23 @@ pub(crate) unsafe fn pack_values<S: Simd>(
     s: S,
     values: AnyRows,
     size: [usize; 2],
+    parts: usize,
     nonfinite: NonFinite,
     out: &mut [Bf16x2],
-) {
+) -> Parts {
     s.vectorize(
         #[inline(always)]
         // SAFETY: same contract.
-        move || by_type!(Typed, values, |values| unsafe { pack_values_of(s, values, size, nonfinite, out) }),
-    )
+        || by_type!(Typed, values, |values| unsafe { pack_values_of(s, values, size, parts, nonfinite, out) }),
+    );
+    packed_values(size, parts, out)
+}
+
+/// Returns values that [`pack_values`] has packed.
+pub(crate) fn packed_values([n, cols]: [usize; 2], parts: usize, out: &[Bf16x2]) -> Parts {
+    let width = cols.next_multiple_of(LANES);
+    let first = Rows::strided(out.as_ptr(), width as isize, 1);
+    Parts { first, count: parts, bytes: pairs(n) * width * size_of::<Bf16x2>() }
 }
 
 /// Packs values of one type, as [`pack_values`] does.
@@ -184,10 +193,11 @@ unsafe fn pack_values_of<S: Simd, T: Element>(
     s: S,
     values: Rows<T>,
     [n, cols]: [usize; 2],
+    parts: usize,
     nonfinite: NonFinite,
     out: &mut [Bf16x2],
 ) {
-    let (width, parts) = (cols.next_multiple_of(LANES), count(T::DTYPE));
+    let width = cols.next_multiple_of(LANES);
     let apart = pairs(n) * width;
     for (pair, vec) in (0..pairs(n)).flat_map(|pair| (0..width / LANES).map(move |vec| (pair, vec))) {
         let (first, mut two) = (vec * LANES, [[0.0; LANES]; 2]);

@@ -22,6 +22,7 @@ use crate::attention::call::RowSet;
 use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::key_sums::Chain;
 use crate::kv::key_block::{BlockValues, Keys};
+use crate::matmul::bf16_parts::Parts;
 use crate::matmul::pack;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Typed};
@@ -39,10 +40,17 @@ pub(crate) struct Column<'t, S> {
 
 /// Keys of a column as tiles read them; its values are packed in scratch.
 pub(crate) struct ColumnKeys {
-    /// Rows of finite floats in whole vectors.
-    pub(crate) rows: AnyRows,
+    pub(crate) operands: ColumnOperands,
     /// First key of the packed run in scratch, if any.
     pub(crate) packed: Option<usize>,
+}
+
+/// Keys and values of a column, in the form that its products take.
+pub(crate) enum ColumnOperands {
+    /// Keys as rows of finite floats in whole vectors.
+    Floats(AnyRows),
+    /// Values packed as keys are, and finite keys as values are.
+    Parts { values: Keys, keys: Parts },
 }
 
 impl<'t, S: Simd> Column<'t, S> {
@@ -171,23 +179,30 @@ impl<'t, S: Simd> Column<'t, S> {
         before.is_none_or(|at| self.pass.wait(at, self.pass.row_blocks(at.sequence)))
     }
 
-    /// Packs the column's values, and finds its keys as rows.
+    /// Packs the column's values, and finds its keys as rows, or packs them too.
     fn prepare_keys(&self, own: &mut Own<'_>) -> ColumnKeys {
-        let (call, tiling) = (self.bound.checked.call(), self.bound.tiling);
+        let (call, tiling, s) = (self.bound.checked.call(), self.bound.tiling, self.bound.s);
         let (keys, seq) = (self.keys(), call.sequence(self.at.sequence));
-        let none = ColumnKeys { rows: Typed::F32(Rows::strided(own.keys.as_ptr(), 0, 1)), packed: None };
+        let none = Rows::strided(own.keys.as_ptr(), 0, 1);
+        let none = ColumnKeys { operands: ColumnOperands::Floats(Typed::F32(none)), packed: None };
         if keys.is_empty() {
             return none;
         }
         let (at, len) = ([seq.source, self.at.kv_head, seq.first_key + keys.start], keys.len());
         let (table, other) = (&mut Table::new(), &mut Table::new());
         // SAFETY: the keys exist, in tensors: their rows need no table.
-        unsafe {
+        let operands = unsafe {
             let Keys::Rows(rows) = call.kv.keys(at, len, table) else { return none };
             let BlockValues::Rows { rows: values, .. } = call.kv.values(at, len, other) else { return none };
-            pack::pack_keys(self.bound.s, values, [len, len], tiling.value_dim, own.values);
-            ColumnKeys { rows: finite_rows(self.bound.s, rows, [len, tiling.head_dim], own.keys), packed: None }
-        }
+            let (of_keys, of_values) = ([len, tiling.head_dim], [len, tiling.value_dim]);
+            if self.bound.products.parts() > 0 {
+                self.pack_in_parts([(rows, of_keys), (values, of_values)], &mut own.unit)
+            } else {
+                pack::pack_keys(s, values, [len, len], tiling.value_dim, own.values);
+                ColumnOperands::Floats(finite_rows(s, rows, of_keys, own.keys))
+            }
+        };
+        ColumnKeys { operands, packed: None }
     }
 
     /// Writes the gradients of the column's keys and values; the first column writes zeros for the keys that are beyond

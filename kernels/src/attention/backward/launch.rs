@@ -62,7 +62,8 @@ impl<'a> BackwardLaunch<'a> {
     /// share, or for a part: memory that [`BackwardMemory::try_begin`] has begun.
     ///
     /// # Panics
-    /// If the tiling, saved results or gradients are for other sizes, or the call's precision is not exact.
+    /// If the tiling, saved results or gradients are for other sizes, or the precision of a pass in parts is not
+    /// exact.
     pub fn new(
         checked: CheckedCall<'a>,
         saved: Saved<'a>,
@@ -73,11 +74,12 @@ impl<'a> BackwardLaunch<'a> {
     ) -> Option<Self> {
         checked.assert_held_by(&tiling);
         let call = checked.with_given_bias();
-        assert!(call.precision == Precision::Exact, "the backward pass takes no precision shortcuts");
+        let whole = matches!(part, Part::Whole);
+        assert!(whole || call.precision == Precision::Exact, "a pass in parts takes no precision shortcuts");
         let fit = saved.fits(&call).and_then(|()| gradients.fits(&call));
         fit.unwrap_or_else(|misfit| panic!("saved results or gradients of another call: {misfit:?}"));
         let (columns_per_head, columns) = count_columns(&call)?;
-        let row_blocks = if matches!(part, Part::Whole) && saved.lacks_rests() { count_row_blocks(&call)? } else { 0 };
+        let row_blocks = if whole && saved.lacks_rests() { count_row_blocks(&call)? } else { 0 };
         let parameters = gradients.parameter_count();
         if !memory.try_reserve(&call, columns, parameters) {
             return None;
@@ -161,7 +163,7 @@ impl<'a> BackwardLaunch<'a> {
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Simd>(&self, s: S, stage: Stage, scratch: &mut BackwardScratch, mods: &dyn RowMods<S>) {
         assert!(!mods.given().weight, "a weight function has no backward pass");
-        let bound = BoundCall::new(s, mods, &self.pass.checked, &self.tiling);
+        let bound = BoundCall::backward(s, mods, &self.pass.checked, &self.tiling);
         match stage {
             Stage::Rows => self.sum_rows(bound, scratch),
             Stage::Keys => self.work_on_columns(bound, scratch),

@@ -3,6 +3,7 @@
 use crate::attention::call::Call;
 use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE, Scratch, Tiling};
 use crate::attention::steps::key_sums::Chain;
+use crate::matmul::bf16_parts;
 use crate::simd::LANES;
 use crate::simd::aligned::{AlignedBuf, SharedFloats};
 use crate::tensor::rows::KEY_BLOCK;
@@ -206,6 +207,21 @@ pub(crate) struct Own<'a> {
     pub(crate) total: KeyGradients<'a>,
     /// Gradients in the parameters of the score function, summed over the column.
     pub(crate) parameters: &'a mut [f64],
+    /// Operands of a matrix unit; empty if none multiplies.
+    pub(crate) unit: UnitOperands<'a>,
+}
+
+/// Operands of a matrix unit, in parts ([`bf16_parts`]).
+pub(crate) struct UnitOperands<'a> {
+    /// Values as keys are packed, and keys as values are.
+    pub(crate) values: &'a mut [f32],
+    pub(crate) keys: &'a mut [f32],
+    /// Output gradients as queries are stored.
+    pub(crate) d_out: &'a mut [f32],
+    /// Output gradients or queries, as values are packed.
+    pub(crate) rows: &'a mut [f32],
+    /// Weights or gradients of scores: a row for each key, or for each query row.
+    pub(crate) weights: &'a mut [f32],
 }
 
 /// Gradients of a key block's keys and values, `[key][dimension in whole vectors]`.
@@ -263,11 +279,42 @@ impl BackwardScratch {
     }
 
     /// Returns the lengths in floats of the parts, in the order of [`Self::parts`].
-    fn lengths(tiling: &Tiling) -> [usize; 12] {
+    fn lengths(tiling: &Tiling) -> [usize; 17] {
         let [d, e] = [tiling.head_dim, tiling.value_dim].map(|dim| dim.next_multiple_of(LANES));
         let (block, rows) = (MAX_ROW_BLOCK * SCORE_STRIDE, MAX_ROW_BLOCK);
         let [keys, values] = [d, e].map(|dim| KEY_BLOCK * dim);
-        [block, block, block, values, keys, rows * d, rows * e, rows * e, keys, values, keys, values]
+        let of_unit = Self::unit_lengths(tiling);
+        let [unit_values, unit_keys, unit_d_out, unit_rows, unit_weights] = of_unit;
+        [
+            block,
+            block,
+            block,
+            values,
+            keys,
+            rows * d,
+            rows * e,
+            rows * e,
+            keys,
+            values,
+            keys,
+            values,
+            unit_values,
+            unit_keys,
+            unit_d_out,
+            unit_rows,
+            unit_weights,
+        ]
+    }
+
+    /// Returns the lengths in floats of the operands of a matrix unit, in the order of [`UnitOperands`].
+    fn unit_lengths(tiling: &Tiling) -> [usize; 5] {
+        let ([d, e], parts) = ([tiling.head_dim, tiling.value_dim], tiling.parts);
+        let [of_keys, of_rows] = [KEY_BLOCK, MAX_ROW_BLOCK].map(|n| bf16_parts::value_floats(n, parts));
+        let weights = (KEY_BLOCK * of_rows).max(MAX_ROW_BLOCK * of_keys);
+        let d_out = MAX_ROW_BLOCK * bf16_parts::key_floats(e, parts);
+        let values = KEY_BLOCK * bf16_parts::key_floats(e, parts);
+        let keys = of_keys * d.next_multiple_of(LANES);
+        [values, keys, d_out, of_rows * d.max(e).next_multiple_of(LANES), weights]
     }
 
     /// Returns the scratch of the scores, and the parts of the rest, with memory for gradients in `parameters` parameters.
@@ -278,13 +325,15 @@ impl BackwardScratch {
         assert!(self.try_reserve(tiling, parameters), "no memory for a worker's scratch");
         let mut rest = self.own.floats_mut();
         let cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
-        let [gradients, derivatives, biased, values, keys, q, d_out, out, k, v, all_k, all_v] =
+        let [gradients, derivatives, biased, values, keys, q, d_out, out, k, v, all_k, all_v, unit @ ..] =
             Self::lengths(tiling).map(cut);
+        let [unit_values, unit_keys, unit_d_out, rows, weights] = unit;
+        let unit = UnitOperands { values: unit_values, keys: unit_keys, d_out: unit_d_out, rows, weights };
         let (head, total) = (KeyGradients { k, v }, KeyGradients { k: all_k, v: all_v });
         let parameters = &mut self.parameters[..parameters];
         (
             ScoreScratch { scratch: &mut self.scores, derivatives, biased },
-            Own { gradients, values, keys, q, d_out, out, chain: Chain::OfBlock, head, total, parameters },
+            Own { gradients, values, keys, q, d_out, out, chain: Chain::OfBlock, head, total, parameters, unit },
         )
     }
 }

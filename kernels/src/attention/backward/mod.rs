@@ -3,6 +3,7 @@
 
 pub(crate) mod call;
 pub(crate) mod column;
+pub(crate) mod gradient_products;
 pub(crate) mod launch;
 pub(crate) mod memory;
 pub(crate) mod parameters;

@@ -2,50 +2,38 @@
 
 use crate::attention::backward::call::BiasColumns;
 use crate::attention::backward::column::{Column, ColumnKeys};
-use crate::attention::backward::memory::{Own, RowMemory, RowNumber, ScoreScratch};
+use crate::attention::backward::memory::{Own, RowNumber, ScoreScratch};
 use crate::attention::backward::pass::BlockAt;
 use crate::attention::backward::row_block::rows_of;
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::products::multiply::Multiply;
-use crate::attention::products::operands::{QueryRows, RunKeys};
-use crate::attention::products::pv::{ValueSums, WeightSigns};
-use crate::attention::products::score_run::ScoreRun;
 use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::dropout::{self, Kept};
-use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax_backward::{self, SavedRow};
 use crate::attention::steps::span::Spans;
-use crate::kv::key_block::{ColumnValues, Keys};
-use crate::matmul::operands::Floats;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::{LANES, QUIET_NAN, Simd};
-use crate::tensor::any::Typed;
-use crate::tensor::element::Dtype;
-use crate::tensor::rows::{KEY_BLOCK, Rows};
-
-/// Factors of sums that are not rescaled.
-const ONES: [f32; MAX_ROW_BLOCK] = [1.0; MAX_ROW_BLOCK];
+use crate::tensor::rows::KEY_BLOCK;
 
 /// Scores of a row block against the column's keys, which become weights, and the rows they belong to.
-struct TileScores<'b> {
-    scores: &'b mut [f32],
+pub(crate) struct TileScores<'b> {
+    pub(crate) scores: &'b mut [f32],
     /// Derivatives of the softcap, and scores before the caller's function, if there is one.
     copies: ScoreCopies<'b>,
     /// Weights that dropout keeps, if the call drops any.
     dropout: Option<Kept>,
-    spans: &'b Spans,
-    q: BlockRows,
-    d_out: BlockRows,
+    pub(crate) spans: &'b Spans,
+    pub(crate) q: BlockRows,
+    pub(crate) d_out: BlockRows,
     saved: [SavedRow; MAX_ROW_BLOCK],
     /// True if the gradients of the queries are written, not added to.
-    fresh: bool,
+    pub(crate) fresh: bool,
     /// Memory to prefetch meanwhile.
-    prefetch: PrefetchQueue,
+    pub(crate) prefetch: PrefetchQueue,
 }
 
 /// Turn of a key block among those that a row block sees.
@@ -123,7 +111,7 @@ impl<S: Simd> Column<'_, S> {
                 self.clear_gradients(task);
             }
             if seen {
-                self.compute_weights(task, &mut scores, own);
+                self.compute_weights(task, &mut scores, keys, own);
                 self.apply_derivative(task, &scores, own);
                 self.add_option_gradients(task, &mut scores, own);
                 self.add_key_gradients(task, &mut scores, own);
@@ -159,22 +147,16 @@ impl<S: Simd> Column<'_, S> {
     }
 
     /// Turns scores into weights, and computes the gradients of the scores.
-    fn compute_weights(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
+    fn compute_weights(
+        &self,
+        task: &AttentionTask<'_, S>,
+        tile: &mut TileScores<'_>,
+        keys: &ColumnKeys,
+        own: &mut Own<'_>,
+    ) {
         let rows = task.set.rows.len();
-        let depth = task.tiling.value_dim;
-        let queries = QueryRows { rows: tile.d_out.addresses(), head_dim: depth, dtype: Dtype::F32, scale: 1.0 };
-        let panels = Rows::strided(own.values.as_ptr(), (depth * LANES) as isize, 1);
-        let keys = RunKeys { keys: Keys::Packed(Typed::F32(panels)), later: None };
-        let run = &mut ScoreRun {
-            rows,
-            panels: 0..self.keys().len().div_ceil(LANES),
-            spans: tile.spans,
-            next_bias: None,
-            prefetch: &mut tile.prefetch,
-            out: own.gradients,
-        };
-        // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
-        unsafe { Floats::scores(task.s, run, queries, keys) };
+        // SAFETY: the keys are the column's, and so are its values, packed in whole panels.
+        unsafe { self.weight_gradients(task, tile, keys, own) }
         drop_weights(task.s, &tile.dropout, ScoreBlock { scores: own.gradients, spans: tile.spans, rows });
         let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
         softmax_backward::subtract_references(task.s, block, &tile.saved);
@@ -214,58 +196,21 @@ impl<S: Simd> Column<'_, S> {
     /// # Safety
     /// The rows of `tile` are the task's.
     unsafe fn add_key_gradients(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
-        let Own { gradients, head, total, chain, .. } = own;
-        let chain = *chain;
-        let rows = rows_of(task);
-        drop_weights(task.s, &tile.dropout, ScoreBlock { scores: tile.scores, spans: tile.spans, rows });
+        let block = |scores| ScoreBlock { scores, spans: tile.spans, rows: rows_of(task) };
+        drop_weights(task.s, &tile.dropout, block(tile.scores));
         let in_parts = self.pass.part.sums.is_some();
-        let sums = if self.pass.sums_by_head() { head } else { total };
-        let (spans, prefetch) = (tile.spans, &mut tile.prefetch);
-        // SAFETY: rows are whole vectors, as the caller guarantees.
-        let mut add = |weights: &[f32], rows, dim: usize, sums: &mut [f32]| unsafe {
-            let vecs = dim.div_ceil(LANES);
-            key_sums::key_sums(task.s, KeySums { weights, spans, rows, vecs, sums, chain, prefetch: &mut *prefetch });
-        };
         if in_parts || self.pass.gradients.v.is_some() {
-            add(tile.scores, tile.d_out.evenly(), task.tiling.value_dim, sums.v);
+            // SAFETY: the caller guarantees the rows.
+            unsafe { self.add_value_gradients(task, tile, own) }
         }
         if let Some(derivatives) = &tile.copies.derivatives {
-            softmax_backward::softcap_backward(task.s, ScoreBlock { scores: gradients, spans, rows }, derivatives);
+            let block = ScoreBlock { scores: own.gradients, spans: tile.spans, rows: rows_of(task) };
+            softmax_backward::softcap_backward(task.s, block, derivatives);
         }
         if in_parts || self.pass.gradients.k.is_some() {
-            add(gradients, tile.q.evenly(), task.tiling.head_dim, sums.k);
+            // SAFETY: the caller guarantees the rows.
+            unsafe { self.add_score_gradients(task, tile, own) }
         }
-    }
-
-    /// Adds the gradients of the row block's queries, without the scale.
-    ///
-    /// # Safety
-    /// The keys are the column's, and the row block's memory is this worker's.
-    unsafe fn add_query_gradients(
-        &self,
-        task: &AttentionTask<'_, S>,
-        tile: &mut TileScores<'_>,
-        keys: &ColumnKeys,
-        own: &mut Own<'_>,
-    ) {
-        // SAFETY: the caller guarantees the row block's memory, and nothing of it is borrowed.
-        let memory = unsafe { self.memory_of(task) };
-        let mut sums = ValueSums {
-            weights: own.gradients,
-            cols: task.tiling.head_dim,
-            spans: tile.spans,
-            rows: rows_of(task),
-            rescale_prev: &ONES,
-            rescale_block: &ONES,
-            fresh: tile.fresh,
-            out: memory,
-            out_stride: RowMemory::floats(task.tiling.head_dim),
-            ends: None,
-            signs: WeightSigns::Any,
-            prefetch: &mut tile.prefetch,
-        };
-        // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
-        unsafe { Floats::sums(task.s, &mut sums, ColumnValues::Elements(keys.rows)) };
     }
 
     /// Adds the gradients of bias and slopes: all that a row's keys add to.

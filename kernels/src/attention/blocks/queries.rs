@@ -36,13 +36,13 @@ impl<'r> Queries<'r> {
         }
         let stored = core::mem::take(&mut regions.queries);
         if regions.query_memory == QueryMemory::Free {
-            by_arithmetic!(task.products.keys, |A| store::<S, A>(task, regions.keys, stored));
+            by_arithmetic!(task.products.keys, |A| store::<S, A>(task, regions.scores, stored));
         }
         Queries::Stored(stored)
     }
 }
 
-/// Stores the task's queries. `room` is the scratch of keys: none are packed yet, and it holds at least sixteen rows.
+/// Stores the task's queries. `room` is the scratch of scores: none are computed yet, and it holds at least one query.
 fn store<S: Simd, A: Multiply>(task: &AttentionTask<'_, S>, room: &mut [f32], stored: &mut [f32]) {
     let head_dim = task.tiling.head_dim;
     let (scale, channels) = (task.call.scale, task.call.kv.key_channels(task.set.kv_head));

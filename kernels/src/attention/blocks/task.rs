@@ -32,7 +32,24 @@ impl<'t, S: Simd> BoundCall<'t, S> {
     /// # Panics
     /// If the tiling has no scratch for the [parts](Products::parts) of operands.
     pub(crate) fn new(s: S, mods: &'t dyn RowMods<S>, checked: &'t CheckedCall<'t>, tiling: &'t Tiling) -> Self {
-        let products = Products::of(s, checked.call(), mods.given());
+        Self::with(Products::of(s, checked.call(), mods.given()), s, mods, checked, tiling)
+    }
+
+    /// Binds a call, as [`Self::new`] does, for its backward pass.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub(crate) fn backward(s: S, mods: &'t dyn RowMods<S>, checked: &'t CheckedCall<'t>, tiling: &'t Tiling) -> Self {
+        Self::with(Products::of_backward(s, checked.call()), s, mods, checked, tiling)
+    }
+
+    fn with(
+        products: Products,
+        s: S,
+        mods: &'t dyn RowMods<S>,
+        checked: &'t CheckedCall<'t>,
+        tiling: &'t Tiling,
+    ) -> Self {
         assert!(tiling.has_parts(products.parts()), "scratch for operands of fewer parts");
         Self { s, mods, checked, tiling, products }
     }

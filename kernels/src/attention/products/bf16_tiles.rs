@@ -42,14 +42,14 @@ const WEIGHT_PARTS: [usize; MAX_PARTS] = [0, BLOCK * SCORE_STRIDE, BLOCK * SCORE
 
 /// Pairs of parts of two operands that are multiplied: all whose product is not below the rounding error of an `f32`, the smallest
 /// first.
-struct PartPairs {
+pub(crate) struct PartPairs {
     pairs: [PartPair; MAX_PAIRS],
     len: usize,
 }
 
 impl PartPairs {
     /// Returns the pairs of operands whose parts lie so many bytes from the first.
-    fn of(a: &[usize], b: &[usize]) -> Self {
+    pub(crate) fn of(a: &[usize], b: &[usize]) -> Self {
         let (mut pairs, mut len) = ([PartPair::default(); MAX_PAIRS], 0);
         for both in (0..MAX_PARTS).rev() {
             for (i, &a) in a.iter().enumerate().take(both + 1) {
@@ -62,7 +62,7 @@ impl PartPairs {
         Self { pairs, len }
     }
 
-    fn as_slice(&self) -> &[PartPair] {
+    pub(crate) fn as_slice(&self) -> &[PartPair] {
         &self.pairs[..self.len]
     }
 }
@@ -217,19 +217,18 @@ impl<const WEIGHTS: usize> Multiply for Bf16Tiles<WEIGHTS> {
     }
 
     unsafe fn pack_values<S: Simd>(s: S, to_pack: ValuesToPack, out: &mut [f32]) -> ColumnValues {
-        let ValuesToPack { values, size: [n, cols], nonfinite, packing } = to_pack;
+        let ValuesToPack { values, size, nonfinite, packing } = to_pack;
         let rows = match values {
             ColumnValues::Elements(rows) if Self::parts(rows.dtype()) > 1 => rows,
             // SAFETY: same contract.
             _ => return unsafe { pack_value_pairs(s, to_pack, out) },
         };
-        let (width, out) = (cols.next_multiple_of(LANES), elements_mut::<Bf16x2>(out));
-        if packing == Packing::Needed {
+        let (parts, out) = (Self::parts(rows.dtype()), elements_mut(out));
+        ColumnValues::Parts(match packing {
             // SAFETY: the caller guarantees the values.
-            unsafe { bf16_parts::pack_values(s, rows, [n, cols], nonfinite, out) }
-        }
-        let (first, part) = (Rows::strided(out.as_ptr(), width as isize, 1), pairs(n) * width);
-        ColumnValues::Parts(Parts { first, count: Self::parts(rows.dtype()), bytes: part * size_of::<Bf16x2>() })
+            Packing::Needed => unsafe { bf16_parts::pack_values(s, rows, size, parts, nonfinite, out) },
+            Packing::Done => bf16_parts::packed_values(size, parts, out),
+        })
     }
 
     unsafe fn sums<S: Simd>(s: S, sums: &mut ValueSums<'_>, values: ColumnValues) {
@@ -322,7 +321,7 @@ impl<S: Simd, W: WeightForm<S>> WeightForm<S> for InParts<W> {
 
 /// Weights as the model of the unit reads them.
 #[cfg(matrix_unit_model)]
-mod model {
+pub(crate) mod model {
     use crate::attention::steps::softmax::WeightForm;
     use crate::simd::exp::ForBf16;
     use crate::simd::portable::tiles::flushed;
@@ -330,7 +329,7 @@ mod model {
     use crate::tensor::element::{Bf16, Element};
 
     /// Weights as bfloat16, as AVX512_BF16 rounds them: the pair of keys 2i and 2i + 1 lies where the score of key i was.
-    pub(super) struct Rounded;
+    pub(crate) struct Rounded;
 
     impl<S: Simd> WeightForm<S> for Rounded {
         const IN_PLACE: bool = false;

@@ -7,6 +7,7 @@
 use crate::attention::call::Call;
 use crate::attention::call::row_mods::Given;
 use crate::attention::products::multiply::{Arithmetic, Multiply};
+use crate::matmul::bf16_parts;
 use crate::matmul::operands::Floats;
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
@@ -15,6 +16,7 @@ use crate::tensor::element::{Dtype, Precision};
 
 pub(crate) mod bf16_tiles;
 mod floats;
+pub(crate) mod gradient_tiles;
 mod int4;
 pub(crate) mod int8;
 pub(crate) mod int8_tiles;
@@ -99,13 +101,26 @@ impl Products {
         Self { keys, values, weights: if rounds { values } else { Arithmetic::Floats } }
     }
 
+    /// Decides on the arithmetic of a call's backward pass: bfloat16 by a matrix unit, as in the forward pass, or floats.
+    pub(crate) fn of_backward<S: Simd>(s: S, call: &Call<'_>) -> Self {
+        let products = Self::of(s, call, Given::default());
+        let by_unit = products.parts() > 0 && products.keys == products.values;
+        let arithmetic = if by_unit { products.keys } else { Arithmetic::Floats };
+        Self { keys: arithmetic, values: arithmetic, weights: Arithmetic::Floats }
+    }
+
+    /// Returns the number of bfloat16 parts of numbers of a type; 0 if operands have none.
+    pub(crate) fn parts_of(self, dtype: Dtype) -> usize {
+        bf16_parts::count(dtype).min(self.parts())
+    }
+
     /// Returns the number of rows of a tile.
     #[inline(always)]
     pub(crate) fn tile_rows<S: Simd>(self) -> usize {
         by_arithmetic!(self.keys, |A| A::tile_rows::<S>())
     }
 
-    /// Returns the largest number of [parts](crate::matmul::bf16_parts) of an operand.
+    /// Returns the largest number of bfloat16 [parts](crate::matmul::bf16_parts) of an operand; 0 if operands have none.
     #[inline(always)]
     pub(crate) fn parts(self) -> usize {
         by_arithmetic!(self.keys, |A| A::PARTS).max(by_arithmetic!(self.values, |A| A::PARTS))
@@ -137,9 +152,17 @@ impl Call<'_> {
     pub fn rates(&self, isa: Isa) -> Rates {
         let (rows, keys) = isa.tile();
         let (products, packing, row_block) = ([1.0; 2], Floats::PACKING, Floats::ROW_BLOCK);
-        let floats = Rates { tile: (rows, keys), products, time: 1.0, packing, row_block, parts: 1, unit: false };
+        let floats = Rates { tile: (rows, keys), products, time: 1.0, packing, row_block, parts: 0, unit: false };
         let plain = self.precision == Precision::Exact && self.kv.dtypes() != [None; 2];
         if plain { floats } else { dispatch!(isa, |s| Products::of(s, self, Given::default()).rates(floats)) }
+    }
+
+    /// Returns the largest number of bfloat16 parts that the backward pass multiplies numbers in; 0 if it does not.
+    pub fn backward_parts(&self, isa: Isa) -> usize {
+        match self.precision {
+            Precision::Exact => 0,
+            _ => dispatch!(isa, |s| Products::of_backward(s, self).parts()),
+        }
     }
 }
 
@@ -156,7 +179,7 @@ pub struct Rates {
     pub packing: usize,
     /// Largest number of rows of a row block.
     pub row_block: usize,
-    /// Largest number of bfloat16 parts that a number is multiplied in.
+    /// Largest number of bfloat16 parts that a number is multiplied in; 0 if it is not.
     pub parts: usize,
     /// True if a matrix unit multiplies.
     pub unit: bool,

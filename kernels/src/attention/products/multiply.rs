@@ -31,8 +31,8 @@ pub(crate) trait Multiply {
     const TIME: f64 = 1.0;
     /// Number of rows whose time packing a key block takes.
     const PACKING: usize = 3;
-    /// Largest number of [parts](crate::matmul::bf16_parts) of an operand.
-    const PARTS: usize = 1;
+    /// Largest number of bfloat16 [parts](crate::matmul::bf16_parts) of an operand; 0 if operands have none.
+    const PARTS: usize = 0;
     /// Largest number of rows of a row block.
     const ROW_BLOCK: usize = MAX_ROW_BLOCK;
 

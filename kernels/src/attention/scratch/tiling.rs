@@ -50,7 +50,7 @@ pub struct Tiling {
     pub(crate) pack_keys: usize,
     /// Number of value columns of a block packed at once, if values are packed at all.
     pub(crate) pack_cols: usize,
-    /// Largest number of [parts](crate::matmul::bf16_parts) of an operand that scratch is reserved for.
+    /// Largest number of [parts](crate::matmul::bf16_parts) of an operand that scratch is reserved for; 0 if operands have none.
     pub(crate) parts: usize,
 }
 
@@ -76,7 +76,7 @@ impl Tiling {
             true => most_task.max(most_split),
             false => most_task,
         };
-        Self { head_dim, value_dim, task_rows, most_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols, parts: 1 }
+        Self { head_dim, value_dim, task_rows, most_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols, parts: 0 }
     }
 
     /// Returns this tiling with scratch for operands of up to `parts` parts.
@@ -177,8 +177,8 @@ impl Tiling {
         [
             self.pack_keys * self.key_floats(),
             values * self.pack_cols,
-            // Parts of the weights of a row block lie behind it.
-            (group + behind) * SCORE_STRIDE,
+            // Parts of the weights of a row block lie behind it. Room for a query, before it is stored.
+            ((group + behind) * SCORE_STRIDE).max(self.head_dim.next_multiple_of(LANES)),
             rows * self.width(),
             rows * self.query_floats(),
             2 * rows.next_multiple_of(LANES),
