@@ -6,7 +6,8 @@ use sdpa_kernels::{Bf16, KEY_BLOCK, LayoutError, Precision, Tensor, View};
 
 /// Rows of keys, or of values, that wait until their block is full: `[batch, heads, KEY_BLOCK, dim]`.
 ///
-/// They are widened, which changes no bit of a result, but for one use: with another precision than [`Precision::Exact`] the machine
+/// They are widened, which changes no bit of a result (but those of infinite queries and keys with [`Precision::Accurate`]), but for
+/// one use: with another precision than [`Precision::Exact`] the machine
 /// may multiply bfloat16 by its own instruction, so a block is also kept as bfloat16 if every row came as such.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Waiting {

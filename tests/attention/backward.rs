@@ -11,6 +11,7 @@ mod parameters;
 mod partial;
 mod parts;
 mod positions;
+mod precision;
 mod refusals;
 mod support;
 mod written;

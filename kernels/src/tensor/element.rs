@@ -84,18 +84,18 @@ pub enum Precision {
     /// 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS). Steps begin at multiples of 32 elements of a
     /// query, and at multiples of 32 keys.
     Native,
-    /// Multiplies tensors of any type on a matrix unit, with errors no larger than those of the naive `f32` loop: a number is the
-    /// sum of up to three bfloat16, each the rounded rest of those before, and a product is the sum of the products of such parts
-    /// that count: six where both numbers are `f32`, four and five where queries, keys and values are binary16, one and three where
-    /// they are bfloat16 (Henry, Tang and Heinecke 2019, arXiv:1904.06376). Weights have three parts.
+    /// Multiplies tensors of any type on a matrix unit, with errors of the size of [`Precision::Exact`]'s: a number is the sum of up to
+    /// three bfloat16, each the rounded rest of those before, and a product is the sum of the products of such parts that count: six
+    /// where both numbers are `f32`, four and five where queries, keys and values are binary16, one and three where they are bfloat16
+    /// (Henry, Tang and Heinecke 2019, arXiv:1904.06376). Weights, and gradients of scores, have three parts.
     ///
     /// In one step of the unit, of 32 products of a sum as in [`Precision::Native`], the products of the smallest parts are added
-    /// first. Sums are `f32`. Numbers and parts below 2⁻¹²⁶ count as 0. An infinite query or key makes NaN of its scores, where an
-    /// exact product may be infinite.
+    /// first. Sums are `f32`. Numbers and parts below 2⁻¹²⁶ count as 0. An infinite query, key or weight may make NaN where an exact
+    /// product is infinite.
     ///
     /// This is [`Precision::Exact`] where there is no such unit ([`Isa::matrix_unit`](crate::Isa::matrix_unit) tells), and for caches
     /// of integers. Results have the same bits as far as those of [`Precision::Native`] have. Few rows take longer than with `Exact`:
-    /// all they read is parted first.
+    /// all they read is split first.
     Accurate,
 }
 

@@ -101,6 +101,7 @@ fn drafted(rng: &mut Rng, keys: usize, rows: usize, dtype: Dtype) -> Case {
     options(rng, &mut case);
     (case.alibi, case.settings.window, case.settings.alignment) = (None, None, Some(Alignment::BottomRight));
     case.functions = Functions::default();
+    case.settle_precision();
     case
 }
 

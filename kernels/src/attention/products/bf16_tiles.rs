@@ -67,10 +67,23 @@ impl PartPairs {
     }
 }
 
+/// Returns the bytes from the first part to each, of parts that lie evenly.
+pub(crate) fn evenly(bytes: usize) -> [usize; MAX_PARTS] {
+    core::array::from_fn(|part| part * bytes)
+}
+
 impl<const WEIGHTS: usize> Bf16Tiles<WEIGHTS> {
     /// Returns the number of parts of numbers of a type.
     fn parts(dtype: Dtype) -> usize {
         bf16_parts::count(dtype).min(WEIGHTS)
+    }
+
+    /// Returns the number of parts of keys that are packed.
+    fn key_parts(keys: &Keys) -> usize {
+        match *keys {
+            Keys::Rows(rows) | Keys::Packed(rows) => Self::parts(rows.dtype()),
+            _ => 1,
+        }
     }
 
     /// Returns keys or values as operands in parts.
@@ -116,11 +129,7 @@ impl<const WEIGHTS: usize> Multiply for Bf16Tiles<WEIGHTS> {
     }
 
     fn panel_floats(source: KeySource<'_>, head_dim: usize) -> usize {
-        let parts = match *source.keys {
-            Keys::Rows(rows) | Keys::Packed(rows) => Self::parts(rows.dtype()),
-            _ => 1,
-        };
-        LANES * bf16_parts::key_floats(head_dim, parts)
+        LANES * bf16_parts::key_floats(head_dim, Self::key_parts(source.keys))
     }
 
     fn depth(head_dim: usize) -> usize {
@@ -130,7 +139,7 @@ impl<const WEIGHTS: usize> Multiply for Bf16Tiles<WEIGHTS> {
     unsafe fn pack_keys<S: Simd>(s: S, to_pack: KeysToPack<'_>, out: &mut [f32]) -> Keys {
         let KeysToPack { source, ref keys, all, head_dim, packing } = to_pack;
         let (n, first) = (keys.len(), keys.start);
-        let parts = Self::panel_floats(source, head_dim) / LANES / pairs(head_dim);
+        let parts = Self::key_parts(source.keys);
         if parts == 1 {
             // SAFETY: same contract.
             return unsafe { pack_key_pairs(s, to_pack, pairs(head_dim), out) };
@@ -159,8 +168,8 @@ impl<const WEIGHTS: usize> Multiply for Bf16Tiles<WEIGHTS> {
             _ => unreachable!("keys are packed as pairs"),
         };
         let depth = pairs(queries.head_dim);
-        let [of_queries, of_keys] = [depth * size_of::<Bf16x2>(), bytes].map(|bytes| [0, bytes, 2 * bytes]);
-        let pairs = PartPairs::of(&of_queries[..Self::parts(queries.dtype)], &of_keys[..count]);
+        let of_queries = evenly(depth * size_of::<Bf16x2>());
+        let pairs = PartPairs::of(&of_queries[..Self::parts(queries.dtype)], &evenly(bytes)[..count]);
         let operands = ScoreOperands {
             product: Product::Bf16,
             pairs: pairs.as_slice(),
@@ -237,8 +246,9 @@ impl<const WEIGHTS: usize> Multiply for Bf16Tiles<WEIGHTS> {
             ColumnValues::Parts(parts) => parts,
             _ => unreachable!("values are packed as pairs"),
         };
-        let (of_weights, of_values) = (WEIGHT_PARTS.map(|floats| floats * size_of::<f32>()), [0, bytes, 2 * bytes]);
-        let pairs = PartPairs::of(&of_weights[..WEIGHTS], &of_values[..count]);
+        let of_weights = WEIGHT_PARTS.map(|floats| floats * size_of::<f32>());
+        let pairs = PartPairs::of(&of_weights[..WEIGHTS], &evenly(bytes)[..count]);
+        assert!(WEIGHTS == 1 || sums.weights.len() >= (sums.rows + BLOCK) * SCORE_STRIDE);
         let plane = WeightPlane { product: Product::Bf16, first: 0, pairs: pairs.as_slice() };
         s.vectorize(
             #[inline(always)]

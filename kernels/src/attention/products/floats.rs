@@ -31,7 +31,7 @@ impl Multiply for Floats {
         head_dim
     }
 
-    /// Copies the query, widened: not by way of `room`, where the backward pass has packed keys by then.
+    /// Copies the query, widened.
     unsafe fn store_query<S: Simd>(s: S, QueryRow { row, head_dim, .. }: QueryRow<'_>, _: &mut [f32], to: &mut [f32]) {
         // SAFETY: the caller guarantees the query, of `head_dim` elements.
         unsafe {

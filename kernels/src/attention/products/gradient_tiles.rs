@@ -9,7 +9,7 @@
 
 #[cfg(matrix_unit_model)]
 use crate::attention::products::bf16_tiles::model;
-use crate::attention::products::bf16_tiles::{Bf16Tiles, PartPairs};
+use crate::attention::products::bf16_tiles::{Bf16Tiles, PartPairs, evenly};
 use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{QueryRows, RunKeys};
 use crate::attention::products::score_run::ScoreRun;
@@ -217,8 +217,7 @@ pub(crate) unsafe fn add_product<S: Simd>(s: S, left: Left<'_>, values: Parts, s
     assert!(first.is_multiple_of(TILE) && panels.end * PANEL_PAIRS <= pairs && floats.len() >= rows.end * row_floats);
     let least = rows.end.saturating_sub(1) * sums.stride + sums.vecs * LANES;
     assert!(rows.is_empty() || sums.floats.len() >= least, "no room for the sums");
-    let of_rows = [0, 1, 2].map(|part| part * pairs * size_of::<Bf16x2>());
-    let of_values = [0, 1, 2].map(|part| part * values.bytes);
+    let [of_rows, of_values] = [pairs * size_of::<Bf16x2>(), values.bytes].map(evenly);
     let part_pairs = PartPairs::of(&of_rows[..parts], &of_values[..values.count]);
     let mut tiles = unit::tiles(s);
     for row in rows.clone().step_by(BLOCK) {

@@ -236,7 +236,8 @@ impl Bf16DotWork for Round<'_> {
 /// Stores finished weights, floats so far, in another form, in place.
 #[inline(always)]
 pub(crate) fn store_weights<S: Simd, W: WeightForm<S>>(s: S, mut row_block: ScoreBlock<'_>) {
-    assert!(row_block.scores.len() >= (row_block.rows + W::ROWS_BEHIND) * SCORE_STRIDE);
+    let (rows, behind) = (row_block.rows, W::ROWS_BEHIND);
+    assert!(row_block.scores.len() >= (rows + behind) * SCORE_STRIDE && (behind == 0 || rows <= behind));
     s.vectorize(
         #[inline(always)]
         || {

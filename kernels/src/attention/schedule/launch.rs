@@ -92,7 +92,8 @@ impl<'a> Launch<'a> {
     /// tasks that were begun are done, and the rows of others are untouched.
     ///
     /// # Panics
-    /// If key blocks are shared out and there is a weight function, which needs every row whole.
+    /// If key blocks are shared out and there is a weight function, which needs every row whole; if the tiling has no scratch for the
+    /// [parts](crate::Rates::parts) of operands.
     pub fn work(&self, isa: Isa, scratch: &mut Scratch, mods: AnyMods<'_>) {
         dispatch!(isa, |s| self.work_on(s, scratch, mods.0));
     }

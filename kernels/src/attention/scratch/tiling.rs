@@ -80,8 +80,12 @@ impl Tiling {
     }
 
     /// Returns this tiling with scratch for operands of up to `parts` parts.
+    ///
+    /// # Panics
+    /// If these are more than [`MAX_PARTS`](crate::MAX_PARTS).
     #[must_use]
     pub fn with_parts(self, parts: usize) -> Self {
+        assert!(parts <= bf16_parts::MAX_PARTS, "{parts} parts");
         Self { parts, ..self }
     }
 

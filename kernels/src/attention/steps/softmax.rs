@@ -202,8 +202,8 @@ struct SideRows<'a> {
 /// few.
 ///
 /// # Safety
-/// `scores` has one row of [`SCORE_STRIDE`] readable floats for each of `rows.max`, the first `N` of them writable, and
-/// `panels` lie inside a row.
+/// `scores` has one row of [`SCORE_STRIDE`] readable floats for each of `rows.max`, the first `N` of them writable, and so are the
+/// rows [`WeightForm::ROWS_BEHIND`] behind those; `panels` lie inside a row.
 #[inline(always)]
 unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut f32, rows: SideRows<'_>) {
     let SideRows { panels, factor, known, max, sum } = rows;
@@ -309,7 +309,7 @@ unsafe fn begin<S: Simd, const N: usize>(
 ///
 /// # Safety
 /// The panel and those before it are writable in each of `N` rows, [`SCORE_STRIDE`] apart, and their scores have been
-/// read.
+/// read; the rows [`WeightForm::ROWS_BEHIND`] behind are writable.
 #[inline(always)]
 unsafe fn end<S: Simd, W: WeightForm<S>, const N: usize>(
     s: S,

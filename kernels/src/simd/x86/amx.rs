@@ -138,7 +138,9 @@ macro_rules! multiply {
         let how = u32::from(b1.is_some()) * TWO_COLUMNS
             | u32::from(rows > TILE) * TWO_ROWS
             | u32::from(start == Start::There) * SUMS_THERE;
-        let pairs = Pairs::of(pairs, b1.unwrap_or(b0).addr().wrapping_sub(b0.addr()));
+        // Exposed: the second tile's columns are reached from the first's.
+        let second_columns = b1.unwrap_or(b0).expose_provenance().wrapping_sub(b0.expose_provenance());
+        let pairs = Pairs::of(pairs, second_columns);
         asm!(
             "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
             "test {how:e}, 4", "jz 3f",
