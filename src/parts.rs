@@ -9,14 +9,18 @@
 //! | gradients of rows, keys in parts | [`BackwardState`] |
 //! | gradients of keys, rows in parts | [`KeyGradientSums`], of the sizes of a [`KeyGradientShape`] |
 //! | some heads of a call | [`Inputs::of_heads`](crate::Inputs::of_heads) |
-//! | what a call's inputs are, to compare and to cut | `options_in_words`, `has_suffix`, `bias_and_mask`, `with_bias_and_mask`, `ragged_ends`, `key_lens` of [`Inputs`](crate::Inputs) |
+//! | what a call's options are, to compare | [`Attention::settings`](crate::Attention::settings) and [`Inputs::options`](crate::Inputs::options), each a [`Datum`] |
+//! | what a call's inputs are, to cut | `bias_and_mask`, `with_bias_and_mask`, `ragged_ends`, `key_lens` of [`Inputs`](crate::Inputs) |
 //! | some rows of a sequence | [`Inputs::of_sequence`](crate::Inputs::of_sequence) |
 
 mod backward_state;
 mod block_states;
+mod datum;
 mod inputs;
 mod key_gradient_sums;
+mod options;
 
 pub use backward_state::BackwardState;
 pub use block_states::{BlockStates, RowStates};
+pub use datum::Datum;
 pub use key_gradient_sums::{KeyGradientShape, KeyGradientSums};
