@@ -1,6 +1,6 @@
 //! Agreement: all ranks tell each other what they have of a call, and compare.
 
-use crate::description::{Description, Value, agree};
+use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::exchange;
 use crate::group::Group;
@@ -40,7 +40,7 @@ pub(crate) fn agreement(
     what: &'static str,
 ) -> Result<Vec<Description>, Error> {
     let numbered = |mut own: Description| {
-        own.facts.insert(0, ("number of calls before".to_owned(), Value::Number(number as usize)));
+        own.facts.insert(0, ("number of calls before".to_owned(), number.into()));
         own
     };
     agreed(group, own.map(numbered), what)

@@ -39,7 +39,9 @@ pub(crate) fn forecast(
 ) -> Result<(Cut, Forecast), Error> {
     let own = share.described(attention, describe).map(|mut description| {
         description.fact("split", "chosen");
-        description.fact("costs", format!("{costs:?}"));
+        let Costs { bytes, latency, flops } = costs;
+        let costs = [("costs: bytes", bytes), ("costs: latency", latency), ("costs: flops", flops)];
+        costs.into_iter().for_each(|(what, cost)| description.fact(what, cost));
         description
     });
     let all = agreement(group, number, own, "what it has of the call")?;

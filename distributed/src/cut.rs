@@ -3,7 +3,7 @@
 use crate::description::{Description, dtype, is_given, number};
 use crate::forms::{Form, forms};
 use crate::sequences::Sequences;
-use crate::share::{CAUSAL, SUFFIX};
+use crate::share::CAUSAL;
 use crate::split::Split;
 use crate::workload::Workload;
 use core::ops::Range;
@@ -50,10 +50,7 @@ impl Cut {
         if self.ranks.iter().any(|rank| rank.rows.is_empty()) {
             return Some(Split::Rows);
         }
-        self.ranks
-            .iter()
-            .any(|rank| rank.positions().is_some() || is_given(std::slice::from_ref(rank), SUFFIX))
-            .then_some(Split::Heads)
+        self.ranks.iter().any(|rank| rank.positions().is_some() || rank.has_suffix()).then_some(Split::Heads)
     }
 
     pub(crate) fn workload(&self, rows: usize, keys: usize) -> Workload {

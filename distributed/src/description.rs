@@ -1,110 +1,9 @@
 //! Descriptions of a call that ranks send each other, and whether they agree.
 
 use crate::error::Error;
-use crate::numbers::{Numbers, Reader};
-use core::fmt;
 use core::ops::Range;
 use sdpa::Dtype;
-
-/// Longest text that is told whole; of a longer one the beginning, and a number that tells it from others.
-const LONG: usize = 300;
-
-/// Element types, each told by its place here.
-const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-
-/// Value that a rank has of a thing that all must agree on.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Value {
-    Nothing,
-    /// Something; no more is told of it.
-    Given,
-    Number(usize),
-    Type(Dtype),
-    Sizes([usize; 3]),
-    /// Text of what is compared, but not read.
-    Printed(String),
-}
-
-impl Value {
-    fn tell(&self, to: &mut Numbers) {
-        match self {
-            Self::Nothing => to.numbers([0]),
-            Self::Given => to.numbers([1]),
-            Self::Number(n) => to.numbers([2, *n]),
-            Self::Type(dtype) => {
-                let place = DTYPES.iter().position(|other| other == dtype);
-                to.numbers([3, place.unwrap_or(DTYPES.len())]);
-            }
-            Self::Sizes([a, b, c]) => to.numbers([4, *a, *b, *c]),
-            Self::Printed(text) => {
-                to.numbers([5]);
-                to.text(text);
-            }
-        }
-    }
-
-    fn read(from: &mut Reader<'_>) -> Option<Self> {
-        Some(match from.number()? {
-            0 => Self::Nothing,
-            1 => Self::Given,
-            2 => Self::Number(from.number()?),
-            3 => Self::Type(*DTYPES.get(from.number()?)?),
-            4 => Self::Sizes(from.numbers()?),
-            5 => Self::Printed(from.text()?),
-            _ => return None,
-        })
-    }
-}
-
-/// Words of an error.
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nothing => f.write_str("none"),
-            Self::Given => f.write_str("given"),
-            Self::Number(n) => n.fmt(f),
-            Self::Type(dtype) => dtype.fmt(f),
-            Self::Sizes([a, b, c]) => write!(f, "{a}, {b}, {c}"),
-            Self::Printed(text) => f.write_str(text),
-        }
-    }
-}
-
-impl From<bool> for Value {
-    fn from(is_given: bool) -> Self {
-        if is_given { Self::Given } else { Self::Nothing }
-    }
-}
-
-impl From<usize> for Value {
-    fn from(n: usize) -> Self {
-        Self::Number(n)
-    }
-}
-
-impl From<Dtype> for Value {
-    fn from(dtype: Dtype) -> Self {
-        Self::Type(dtype)
-    }
-}
-
-impl From<[usize; 3]> for Value {
-    fn from(sizes: [usize; 3]) -> Self {
-        Self::Sizes(sizes)
-    }
-}
-
-impl From<&str> for Value {
-    fn from(text: &str) -> Self {
-        text.to_owned().into()
-    }
-}
-
-impl From<String> for Value {
-    fn from(text: String) -> Self {
-        Self::Printed(shortened(text))
-    }
-}
+use sdpa::parts::Datum;
 
 /// Description of a call by a rank, before it begins.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -112,7 +11,7 @@ pub(crate) struct Description {
     /// Why its own part is wrong.
     pub(crate) refused: Option<String>,
     /// Names of what all must agree on, and what it has. A rank leaves out what it does not know.
-    pub(crate) facts: Vec<(String, Value)>,
+    pub(crate) facts: Vec<(String, Datum)>,
     /// Ends of the rows and keys of each ragged sequence, as far as they are known.
     pub(crate) sequences: Vec<[usize; 2]>,
     /// Rows and keys that it has.
@@ -121,13 +20,13 @@ pub(crate) struct Description {
 }
 
 impl Description {
-    pub(crate) fn fact(&mut self, what: &str, value: impl Into<Value>) {
+    pub(crate) fn fact(&mut self, what: &str, value: impl Into<Datum>) {
         self.facts.push((what.to_owned(), value.into()));
     }
 
-    /// Says what an option is, as [`Inputs::options_in_words`](sdpa::Inputs::options_in_words) has it.
-    pub(crate) fn option(&mut self, what: &str, words: &[String]) {
-        self.fact(what, if words.is_empty() { Value::Nothing } else { words.join(", ").into() });
+    /// Adds options, as [`Inputs::options`](sdpa::Inputs::options) has them.
+    pub(crate) fn options(&mut self, options: Vec<(&str, Datum)>) {
+        options.into_iter().for_each(|(what, value)| self.fact(what, value));
     }
 
     /// Name of the given positions of rows or keys, if there are any.
@@ -135,50 +34,53 @@ impl Description {
         ["row positions", "key positions"].into_iter().find(|name| is_given(std::slice::from_ref(self), name))
     }
 
-    /// Returns the list of numbers that is told.
+    /// Returns true if it has a bias or mask of the last keys only. Which keys these are depends on the number of all keys.
+    pub(crate) fn has_suffix(&self) -> bool {
+        let of_last = |name| said(std::slice::from_ref(self), name) == Some(&"last keys".into());
+        of_last("bias covers") || of_last("mask covers")
+    }
+
+    /// Returns the numbers that are told: lists, each behind its length.
     pub(crate) fn numbers(&self) -> Vec<u64> {
         let Self { refused, facts, sequences, rows, keys } = self;
-        let mut numbers = Numbers::default();
-        numbers.numbers([refused.is_some().into()]);
-        refused.iter().for_each(|why| numbers.text(why));
-        numbers.numbers([facts.len()]);
+        let of_pair = |[a, b]: [usize; 2]| [a as u64, b as u64];
+        let of_ranges =
+            |ranges: &[Range<usize>]| ranges.iter().flat_map(|range| of_pair([range.start, range.end])).collect();
+        let sequences = sequences.iter().flat_map(|&ends| of_pair(ends)).collect();
+        let mut lists: Vec<Vec<u64>> =
+            vec![Datum::from(refused.as_deref()).into(), sequences, of_ranges(rows), of_ranges(keys)];
         for (what, value) in facts {
-            numbers.text(what);
-            value.tell(&mut numbers);
+            lists.extend([Datum::from(what.as_str()).into(), value.clone().into()]);
         }
-        numbers.pairs(sequences.iter().copied());
-        for ranges in [rows, keys] {
-            numbers.pairs(ranges.iter().map(|range| [range.start, range.end]));
-        }
-        numbers.0
+        lists.into_iter().flat_map(|list| [list.len() as u64].into_iter().chain(list)).collect()
     }
 
     /// Reads what [`Self::numbers`] made; anything else is refused.
     pub(crate) fn read(numbers: &[u64]) -> Self {
         let refused = || Self { refused: Some("it says what cannot be read".to_owned()), ..Self::default() };
-        Self::parts(&mut Reader(numbers)).unwrap_or_else(refused)
+        Self::parts(numbers).unwrap_or_else(refused)
     }
 
-    fn parts(from: &mut Reader<'_>) -> Option<Self> {
-        let refused = if from.number()? == 0 { None } else { Some(from.text()?) };
-        let facts = (0..from.number()?).map(|_| Some((from.text()?, Value::read(from)?))).collect::<Option<_>>()?;
-        let sequences = from.pairs()?;
-        let mut ranges = || Some(from.pairs()?.into_iter().map(|[start, end]| start..end).collect());
-        Some(Self { refused, facts, sequences, rows: ranges()?, keys: ranges()? })
+    fn parts(mut numbers: &[u64]) -> Option<Self> {
+        let mut lists = Vec::new();
+        while let [len, rest @ ..] = numbers {
+            let (list, others) = rest.split_at_checked(usize::try_from(*len).ok()?)?;
+            lists.push(list);
+            numbers = others;
+        }
+        let ([refused, sequences, rows, keys], facts) = lists.split_first_chunk()?;
+        let (facts, []) = facts.as_chunks() else { return None };
+        let pairs = |list: &[u64]| Vec::from_iter(list.as_chunks().0.iter().map(|pair| pair.map(|n| n as usize)));
+        let ranges = |list| pairs(list).into_iter().map(|[start, end]| start..end).collect();
+        let datum = |list: &[u64]| Datum::from(list.to_vec());
+        Some(Self {
+            refused: (!refused.is_empty()).then(|| datum(refused).to_string()),
+            facts: facts.iter().map(|&[what, value]| (datum(what).to_string(), datum(value))).collect(),
+            sequences: pairs(sequences),
+            rows: ranges(rows),
+            keys: ranges(keys),
+        })
     }
-}
-
-/// Cuts a long value, and adds a number made of the whole, so that different values stay different.
-fn shortened(value: String) -> String {
-    if value.len() <= LONG {
-        return value;
-    }
-    // FNV-1a.
-    let hash = value
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    let end = (0..=LONG).rev().find(|&at| value.is_char_boundary(at)).unwrap_or(0);
-    format!("{}… ({} bytes, hash {hash:016x})", &value[..end], value.len())
 }
 
 /// Finds what is wrong with what all ranks say: the same on every rank.
@@ -205,30 +107,24 @@ pub(crate) fn agree(description: &[Description]) -> Result<(), Error> {
 }
 
 /// Returns what the first rank that knows says of something.
-pub(crate) fn said<'d>(ranks: &'d [Description], name: &str) -> Option<&'d Value> {
+pub(crate) fn said<'d>(ranks: &'d [Description], name: &str) -> Option<&'d Datum> {
     let mut facts = ranks.iter().flat_map(|rank| &rank.facts);
     facts.find(|(what, _)| what == name).map(|(_, value)| value)
 }
 
 /// Returns true if the first rank that knows of something has it.
 pub(crate) fn is_given(ranks: &[Description], name: &str) -> bool {
-    said(ranks, name).is_some_and(|value| *value != Value::Nothing)
+    said(ranks, name).is_some_and(|value| *value != Datum::default())
 }
 
 /// Returns the number that the first rank that knows says.
 pub(crate) fn number(ranks: &[Description], name: &str) -> Option<usize> {
-    match said(ranks, name)? {
-        Value::Number(n) => Some(*n),
-        _ => None,
-    }
+    said(ranks, name)?.size()
 }
 
 /// Returns the element type that the first rank that knows says.
 pub(crate) fn dtype(ranks: &[Description], name: &str) -> Option<Dtype> {
-    match said(ranks, name)? {
-        Value::Type(dtype) => Some(*dtype),
-        _ => None,
-    }
+    said(ranks, name)?.dtype()
 }
 
 #[cfg(test)]
@@ -236,7 +132,7 @@ pub(crate) fn dtype(ranks: &[Description], name: &str) -> Option<Dtype> {
 mod tests {
     use super::*;
 
-    fn description(value: &str) -> Description {
+    fn description(value: impl Into<Datum>) -> Description {
         let mut description = Description {
             sequences: vec![[0, 0], [9, 2]],
             rows: vec![0..3, 7..9],
@@ -251,8 +147,10 @@ mod tests {
     fn what_is_told_is_read() {
         let mut all = description("0.5");
         all.refused = Some("two\nlines and a tab\t".to_owned());
-        let values = [false.into(), true.into(), 7.into(), Dtype::F16.into(), [2, 1, 300].into(), "two\tparts".into()];
-        values.into_iter().for_each(|value: Value| all.fact("a name\nof two lines", value));
+        let lists = [&[2usize, 1, 300][..], &[]];
+        let values =
+            [false.into(), true.into(), 7usize.into(), Dtype::F16.into(), (&lists[..]).into(), "two\tparts".into()];
+        values.into_iter().for_each(|value: Datum| all.fact("a name\nof two lines", value));
         let told = all.numbers();
         assert_eq!(Description::read(&told), all);
         // A rank of another version, or a list that ends too early.
@@ -278,8 +176,9 @@ mod tests {
 
     #[test]
     fn long_values_stay_different() {
-        let (a, b) = ("x".repeat(5000), "x".repeat(4999) + "é");
-        assert_ne!(description(&a), description(&b));
-        assert!(size_of_val(&*description(&a).numbers()) < 1000);
+        let (a, mut b) = ([0.5f32; 5000], [0.5; 5000]);
+        b[4999] = 0.25;
+        assert_ne!(description(&a[..]), description(&b[..]));
+        assert!(size_of_val(&*description(&a[..]).numbers()) < 1000);
     }
 }

@@ -1,19 +1,16 @@
 //! Forms of biases and masks: what ranks agree on, so that rows of them can travel.
 
-use crate::description::{Description, Value, dtype, is_given, said};
+use crate::description::{Description, dtype, is_given, number};
 use crate::share::Rows;
 use core::ops::Range;
 use sdpa::Dtype;
 
 /// Names of both in errors and agreements.
 const NAMES: [&str; 2] = ["bias", "mask"];
-/// Names of what ranks agree on for each of them: sizes of all but rows, and which rows there are.
-const SIZES: [&str; 2] = ["batch, heads and columns of the bias", "batch, heads and columns of the mask"];
-/// Name of the element type of a bias.
-const TYPE: &str = "element type of the bias";
-const ROWS: [&str; 2] = ["rows of the bias", "rows of the mask"];
-const ONE_EACH: &str = "one for each row";
-const ONE: &str = "one for all rows";
+/// Names of what ranks agree on for each of them, besides the columns; the last if one row stands for all.
+const BATCH: [&str; 2] = ["bias batch", "mask batch"];
+const HEADS: [&str; 2] = ["bias heads", "mask heads"];
+const ONE_ROW: [&str; 2] = ["one row of the bias for all", "one row of the mask for all"];
 
 /// Form of a bias or mask, which all ranks agree on.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,9 +29,8 @@ pub(crate) struct Form {
 pub(crate) fn describe(rows: &Rows<'_>, description: &mut Description) -> Result<(), sdpa::Error> {
     let ([batch, heads, n, _], ragged) = (rows.inputs.queries().shape(), rows.inputs.ragged_ends());
     let (bias, mask) = rows.inputs.bias_and_mask();
-    bias.iter().for_each(|bias| description.fact(TYPE, bias.dtype()));
     for (which, shape) in [bias.map(|bias| bias.shape()), mask.map(|mask| mask.shape())].into_iter().enumerate() {
-        let Some([b, h, l, columns]) = shape else { continue };
+        let Some([b, h, l, _]) = shape else { continue };
         let batch = match ragged {
             Some([ends, _]) if l == 1 => ends.len().saturating_sub(1),
             _ => batch,
@@ -45,10 +41,11 @@ pub(crate) fn describe(rows: &Rows<'_>, description: &mut Description) -> Result
                 return Err(sdpa::Error::Mismatch { argument, what, got, expected, of });
             }
         }
-        description.fact(SIZES[which], [b, h, columns]);
+        description.fact(BATCH[which], b);
+        description.fact(HEADS[which], h);
         // A single row may be either.
         if n != 1 {
-            description.fact(ROWS[which], if l == 1 { ONE } else { ONE_EACH });
+            description.fact(ONE_ROW[which], l == 1);
         }
     }
     Ok(())
@@ -57,16 +54,15 @@ pub(crate) fn describe(rows: &Rows<'_>, description: &mut Description) -> Result
 /// Reads the forms of bias and mask, as far as there are any.
 pub(crate) fn forms(ranks: &[Description]) -> [Option<Form>; 2] {
     [0, 1].map(|which| {
-        let Some(&Value::Sizes([batch, heads, columns])) = said(ranks, SIZES[which]) else { return None };
-        let dtype = dtype(ranks, TYPE).filter(|_| which == 0);
+        let batch = number(ranks, BATCH[which])?;
         // Rows of ragged sequences lie end to end, in a batch of one.
-        let of_sequences = batch != 1 && is_given(ranks, "ragged");
+        let of_sequences = batch != 1 && is_given(ranks, "ragged q");
         Some(Form {
             batch,
-            heads,
-            columns,
-            dtype,
-            travels: said(ranks, ROWS[which]) != Some(&ONE.into()) && !of_sequences,
+            heads: number(ranks, HEADS[which])?,
+            columns: number(ranks, ["bias columns", "mask columns"][which])?,
+            dtype: dtype(ranks, NAMES[which]),
+            travels: !is_given(ranks, ONE_ROW[which]) && !of_sequences,
         })
     })
 }

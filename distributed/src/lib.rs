@@ -27,7 +27,6 @@ mod layout;
 mod memory;
 mod merges;
 mod message;
-mod numbers;
 mod parcel;
 mod parts;
 mod prompt;

@@ -1,6 +1,6 @@
 //! Share of a rank: the rows and keys that it has, and what it says of them.
 
-use crate::description::{Description, Value, agree};
+use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::sequences::Sequences;
 use core::ops::Range;
@@ -100,15 +100,13 @@ impl<'a> Share<'a> {
     }
 }
 
-/// Name of the causal rule.
+/// Name of the causal rule in [`Attention::settings`].
 pub(crate) const CAUSAL: &str = "causal rule";
 
 /// Says what a rank has of a call, all of whose stretches say this.
 pub(crate) fn of_all(stretches: Vec<Description>, attention: &Attention) -> Description {
     let mut description = Description::default();
-    description.fact(CAUSAL, if attention.is_causal() { "causal".into() } else { Value::Nothing });
-    let printed = |alignment: Alignment| format!("{alignment:?}").into();
-    description.fact("alignment", attention.alignment().map_or(Value::Nothing, printed));
+    description.options(attention.settings());
     if let Err(Error::Disagree { what, got, expected, .. }) = agree(&stretches) {
         description.refused = Some(format!("{what}: one stretch has {got}, but another has {expected}"));
     }
@@ -118,36 +116,34 @@ pub(crate) fn of_all(stretches: Vec<Description>, attention: &Attention) -> Desc
         }
         description.rows.append(&mut stretch.rows);
         description.keys.append(&mut stretch.keys);
-        let new = |(what, _): &(String, Value)| !description.facts.iter().any(|(known, _)| known == what);
+        let new = |(what, _): &(String, _)| !description.facts.iter().any(|(known, _)| known == what);
         let facts: Vec<_> = stretch.facts.into_iter().filter(new).collect();
         description.facts.extend(facts);
     }
-    // Last, since the others say more plainly what differs.
-    description.fact("settings", format!("{attention:?}"));
     description
 }
-
-/// Name under which a rank says that a bias or mask has columns for the last keys only.
-pub(crate) const SUFFIX: &str = "columns of the last keys";
 
 /// Name under which a rank says that sequences of the batch are computed one by one.
 pub(crate) const ONE_BY_ONE: &str = "sequences one by one";
 
-/// Says what a stretch of rows is.
-pub(crate) fn of_rows(first: usize, inputs: &Inputs<'_>, attention: &Attention) -> Result<Description, sdpa::Error> {
-    let ([batch, heads, rows, dim], kv) = (inputs.queries().shape(), inputs.key_values()?);
-    let mut description = Description { rows: vec![positions(first, rows)?], ..Description::default() };
+/// Says the sizes and the element type of queries, and the sizes of their keys and values that all ranks know.
+pub(crate) fn of_queries(inputs: &Inputs<'_>, description: &mut Description) -> Result<(), sdpa::Error> {
+    let ([batch, heads, _, dim], kv) = (inputs.queries().shape(), inputs.key_values()?);
     description.fact("batch", batch);
     description.fact("query heads", heads);
     description.fact("key/value heads", kv.k_shape()[1]);
     description.fact("head_dim", dim);
     description.fact("value_dim", kv.v_shape()[3]);
-    description.fact("scale", attention.scale_for(dim).to_string());
     description.fact("element type of q", inputs.queries().dtype());
-    inputs.options_in_words().iter().for_each(|(what, words)| description.option(what, words));
-    if inputs.has_suffix() {
-        description.fact(SUFFIX, true);
-    }
+    Ok(())
+}
+
+/// Says what a stretch of rows is.
+pub(crate) fn of_rows(first: usize, inputs: &Inputs<'_>, attention: &Attention) -> Result<Description, sdpa::Error> {
+    let rows = positions(first, inputs.queries().shape()[2])?;
+    let mut description = Description { rows: vec![rows], ..Description::default() };
+    of_queries(inputs, &mut description)?;
+    description.options(inputs.options());
     match (inputs.ragged_ends(), inputs.key_lens(), attention.alignment()) {
         (Some([rows, keys]), ..) => description.sequences = Sequences::of(rows, keys)?.ends().to_vec(),
         (None, Some(lens), Some(Alignment::BottomRight)) if lens.iter().any(|&len| len != lens[0]) => {
@@ -176,7 +172,7 @@ pub(crate) fn of_keys(first: usize, [k, v]: [Tensor<'_>; 2]) -> Result<Descripti
 }
 
 /// Returns the positions of `n` rows or keys from `first` on.
-fn positions(first: usize, n: usize) -> Result<Range<usize>, sdpa::Error> {
+pub(crate) fn positions(first: usize, n: usize) -> Result<Range<usize>, sdpa::Error> {
     let end = first.checked_add(n).filter(|&end| end <= isize::MAX as usize);
     let too_large = sdpa::Error::TooLarge { what: "positions of a stretch", sizes: [first, n, 1, 1] };
     end.map(|end| first..end).ok_or(too_large)

@@ -9,7 +9,8 @@ use crate::group::Group;
 use crate::layout::{KEYS, in_order};
 use crate::merges::{Gathering, Merges};
 use crate::report::Report;
-use sdpa::parts::{BlockStates, RowStates};
+use crate::share::{of_queries, positions};
+use sdpa::parts::{BlockStates, Datum, RowStates};
 use sdpa::{Attention, Inputs, Outputs};
 use std::time::Instant;
 
@@ -67,35 +68,32 @@ impl<'a> Step<'a> {
 
     /// Says what this rank has, and what of the step it knows.
     fn description(&self, attention: &Attention) -> Result<Description, sdpa::Error> {
-        let (shape, [batch, heads, rows, dim]) = (self.inputs.shape()?, self.inputs.queries().shape());
-        let end = self.first.checked_add(shape.kv_len).filter(|&end| end <= isize::MAX as usize);
-        let too_large = sdpa::Error::TooLarge { what: "positions of keys", sizes: [self.first, shape.kv_len, 1, 1] };
-        let keys = self.first..end.ok_or(too_large)?;
+        let keys = positions(self.first, self.inputs.shape()?.kv_len)?;
         let mut description = Description { keys: vec![keys], ..Description::default() };
-        let sizes = [("batch", batch), ("query heads", heads), ("rows", rows), ("head_dim", dim)];
-        let of_keys = [("key/value heads", shape.kv_heads), ("value_dim", shape.value_dim)];
-        for (what, size) in sizes.into_iter().chain(of_keys) {
-            description.fact(what, size);
-        }
-        description.fact("element type of q", self.inputs.queries().dtype());
-        for (what, words) in self.inputs.options_in_words() {
+        of_queries(&self.inputs, &mut description)?;
+        description.fact("rows", self.inputs.queries().shape()[2]);
+        for (what, value) in self.inputs.options() {
             match what {
-                "sinks" if !words.is_empty() => {
+                "sinks" if value != Datum::default() => {
                     let needs = "`Step::sinks`, since they take part once, not on each rank";
                     return Err(sdpa::Error::Needs { argument: "sinks", needs });
                 }
-                "row positions" | "key positions" if !words.is_empty() => {
+                "row positions" | "key positions" if value != Datum::default() => {
                     return Err(sdpa::Error::Needs { argument: what, needs: "a call over all keys" });
                 }
-                "sequences" | "ragged" | "kv_lens" => {}
+                "sequences" | "ragged q" | "ragged k" | "kv_lens" => {}
                 // Each rank has the columns of its own keys.
-                "bias" | "mask" => description.option(what, &words[..words.len().min(1)]),
-                _ => description.option(what, &words),
+                "bias columns" | "bias covers" | "mask columns" | "mask covers" => {}
+                _ => description.fact(what, value),
             }
         }
-        description.fact("sinks of the step", format!("{:?}", self.sinks));
-        description.fact("merges", format!("{:?}", self.merges));
-        description.fact("settings", format!("{attention:?}"));
+        description.fact("sinks of the step", self.sinks);
+        let merges = match self.merges {
+            Merges::InOrder => "in order",
+            Merges::Tree => "tree",
+        };
+        description.fact("merges", merges);
+        description.options(attention.settings());
         Ok(description)
     }
 }

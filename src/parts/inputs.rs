@@ -2,74 +2,19 @@
 
 use crate::error::{Error, at_most, same};
 use crate::inputs::{Inputs, Source, check_period};
-use core::fmt::Debug;
 use core::ops::Range;
 use sdpa_kernels::{Bound, Cover, Covered, Mask, Ragged, Tensor, View};
 
 impl<'a> Inputs<'a> {
-    /// Names the options that inputs can have, with words for what is given here, none for nothing: for messages, and to compare
-    /// the inputs of parts of one call. Of biases and masks the kind alone is told, then the columns.
-    ///
-    /// ```
-    /// use sdpa::{Inputs, View};
-    /// let (x, slopes) = ([0.0; 2 * 8], [0.5, 0.25]);
-    /// let x = View::bhld(&x, [1, 2, 1, 8])?;
-    /// let options = Inputs::new(x, x, x).alibi(&slopes).options_in_words();
-    /// assert!(options.contains(&("alibi slopes", vec!["[0.5, 0.25]".to_string()])));
-    /// assert!(options.contains(&("mask", vec![])));
-    /// # Ok::<(), sdpa::Error>(())
-    /// ```
-    pub fn options_in_words(&self) -> Vec<(&'static str, Vec<String>)> {
-        let columns = |n, cover| match (n, cover) {
-            (1, Cover::AllKeys) => "one column for all keys".to_owned(),
-            (n, Cover::AllKeys) => format!("{n} columns"),
-            (n, Cover::FirstKeys) => format!("{n} columns, the rest hidden"),
-            (n, Cover::LastKeys) => format!("{n} columns, of the last keys"),
-        };
-        let bias = self.bias.map(|Covered { of, cover }| vec![of.dtype().to_string(), columns(of.shape()[3], cover)]);
-        let mask = self.mask.map(|Covered { of, cover }| {
-            let kind = if matches!(of, Mask::Keep(_)) { "of keys to keep" } else { "of keys to drop" };
-            vec![kind.to_owned(), columns(of.view().shape()[3], cover)]
-        });
-        let ragged = self.ragged.map(|ragged| format!("{:?}, {:?}", ragged.q, ragged.k));
-        vec![
-            ("bias", bias.unwrap_or_default()),
-            ("mask", mask.unwrap_or_default()),
-            ("batch period", printed(self.period)),
-            ("alibi slopes", printed(self.alibi)),
-            ("sinks", printed(self.sinks)),
-            ("kv_lens", printed(self.kv_lens)),
-            ("ragged", Vec::from_iter(ragged)),
-            ("row positions", printed(self.row_positions)),
-            ("key positions", printed(self.key_positions)),
-            ("sequences", printed(self.sequences)),
-        ]
-    }
-
-    /// Returns true if a bias or mask has columns for the last keys only. Which keys these are depends on the
-    /// number of all keys.
-    ///
-    /// ```
-    /// use sdpa::{Inputs, View};
-    /// let (x, bias) = ([0.0; 3 * 8], [0.0; 2]);
-    /// let (x, bias) = (View::bhld(&x, [1, 1, 3, 8])?, View::bhld(&bias, [1, 1, 1, 2])?);
-    /// let inputs = Inputs::new(x, x, x);
-    /// assert!(inputs.bias_suffix(bias).has_suffix() && !inputs.bias_prefix(bias).has_suffix());
-    /// # Ok::<(), sdpa::Error>(())
-    /// ```
-    pub fn has_suffix(&self) -> bool {
-        self.suffix().is_some()
-    }
-
     /// Returns inputs over tensors of some query heads and of the key/value heads that these share, with the options of these
     /// inputs, cut to `heads` where they differ from head to head.
     ///
     /// ```
-    /// use sdpa::{Inputs, View};
+    /// use sdpa::{Inputs, View, parts::Datum};
     /// let (x, slopes) = ([0.0; 2 * 8], [0.5, 0.25]);
     /// let (both, one) = (View::bhld(&x, [1, 2, 1, 8])?, View::bhld(&x[8..], [1, 1, 1, 8])?);
     /// let second = Inputs::new(both, both, both).alibi(&slopes).of_heads(1..2, [one.into(); 3]);
-    /// assert!(second.options_in_words().contains(&("alibi slopes", vec!["[0.25]".to_string()])));
+    /// assert!(second.options().contains(&("alibi slopes", Datum::from(&[0.25f32][..]))));
     /// # Ok::<(), sdpa::Error>(())
     /// ```
     #[must_use]
@@ -251,9 +196,4 @@ impl<'a> Inputs<'a> {
         self.bias.map_or(Ok(()), |Covered { of, cover }| fits("bias", of.shape(), cover))?;
         Ok(self.mask.map_or(Ok(()), |Covered { of, cover }| fits("mask", of.view().shape(), cover))?)
     }
-}
-
-/// Returns an option in words, if it is given.
-fn printed(option: Option<impl Debug>) -> Vec<String> {
-    option.iter().map(|option| format!("{option:?}")).collect()
 }

@@ -8,8 +8,8 @@ use sdpa_mpi::{BackwardShare, Error, Ranks, Share};
 const N: usize = 40;
 
 pub(crate) const FAULTS: [Fault; 13] = [
-    fault("backward scale", "scale: rank 1 has 2, but rank 0 has 0.35355338", Kind::Said),
-    fault("backward window", "settings: rank 1 has Attention", Kind::Said),
+    fault("backward scale", "scale: rank 1 has 2, but rank 0 has 1/√head_dim", Kind::Said),
+    fault("backward window", "window left: rank 1 has 3, but rank 0 has none", Kind::Said),
     fault("backward call", "call: rank 1 has forward pass, but rank 0 has backward pass", Kind::Said),
     fault("backward gap", "keys 40..41: no rank has them", Kind::Said),
     fault("backward queries", "rank 1 refused its part of the call: dq: rows is 39, but q has 40", Kind::Own),

@@ -45,10 +45,10 @@ pub(crate) const fn fault(name: &'static str, words: &'static str, kind: Kind) -
 
 const FAULTS: [Fault; 16] = [
     fault("causal", "causal rule: rank 1 has causal, but rank 0 has none", Kind::Said),
-    fault("softcap", "settings: rank 1 has Attention", Kind::Said),
-    fault("scale", "scale: rank 1 has 2, but rank 0 has 0.35355338", Kind::Said),
+    fault("softcap", "softcap: rank 1 has 3, but rank 0 has none", Kind::Said),
+    fault("scale", "scale: rank 1 has 2, but rank 0 has 1/√head_dim", Kind::Said),
     fault("slopes", "alibi slopes: rank 1 has [0.5], but rank 0 has [0.25]", Kind::Said),
-    fault("mask", "mask: rank 1 has of keys to keep, one column for all keys, but rank 0 has none", Kind::Said),
+    fault("mask", "mask: rank 1 has keys to keep, but rank 0 has none", Kind::Said),
     fault("function", "score function: rank 1 has given, but rank 0 has none", Kind::Said),
     fault("element", "element type of k: rank 1 has bf16, but rank 0 has f32", Kind::Said),
     fault("shape", "value_dim: rank 1 has 7, but rank 0 has 8", Kind::Said),
@@ -78,16 +78,12 @@ impl Fault {
 /// Faults of calls that are cut by heads.
 const OF_HEADS: [Fault; 11] = [
     fault("heads split", "split: rank 1 has by rows, but rank 0 has by heads", Kind::Said),
-    fault(
-        "heads costs",
-        "costs: rank 1 has Costs { bytes: 2.0, latency: 0.0, flops: 1.0 }, but rank 0 has",
-        Kind::Said,
-    ),
+    fault("heads costs", "costs: bytes: rank 1 has 2, but rank 0 has 1", Kind::Said),
     fault("heads slopes", "alibi slopes: rank 1 has [0.5], but rank 0 has [0.25]", Kind::Said),
     fault("heads shape", "value_dim: rank 1 has 7, but rank 0 has 8", Kind::Said),
     fault("heads gap", "keys 40..41: no rank has them", Kind::Said),
     fault("heads output", "rank 1 refused its part of the call: out: rows is 39, but q has 40", Kind::Own),
-    fault("heads mask", "mask: rank 1 has of keys to keep, one column for all keys, but rank 0 has none", Kind::Said),
+    fault("heads mask", "mask: rank 1 has keys to keep, but rank 0 has none", Kind::Said),
     fault("heads late", "waited 3s in vain for rank 1: what it has of the call", Kind::Late),
     fault("heads dead", "waited 3s in vain for rank 1: what it has of the call", Kind::Dies),
     fault("heads torn", "waited 3s in vain for rank 1:", Kind::Dies),

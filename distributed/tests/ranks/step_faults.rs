@@ -8,13 +8,13 @@ use sdpa_mpi::{Error, Merges, Ranks, Step};
 const KEYS: usize = 256;
 
 pub(crate) const FAULTS: [Fault; 16] = [
-    fault("step softcap", "settings: rank 1 has Attention", Kind::Said),
-    fault("step sinks", "sinks of the step: rank 1 has Some([0.5]), but rank 0 has Some([0.25])", Kind::Said),
+    fault("step softcap", "softcap: rank 1 has 3, but rank 0 has none", Kind::Said),
+    fault("step sinks", "sinks of the step: rank 1 has [0.5], but rank 0 has [0.25]", Kind::Said),
     fault("step slopes", "alibi slopes: rank 1 has [0.5], but rank 0 has [0.25]", Kind::Said),
     fault("step element", "element type of q: rank 1 has bf16, but rank 0 has f32", Kind::Said),
     fault("step rows", "rows: rank 1 has 2, but rank 0 has 1", Kind::Said),
     fault("step shape", "value_dim: rank 1 has 7, but rank 0 has 8", Kind::Said),
-    fault("step merges", "merges: rank 1 has Tree, but rank 0 has InOrder", Kind::Said),
+    fault("step merges", "merges: rank 1 has tree, but rank 0 has in order", Kind::Said),
     fault("step gap", "keys 256..512: no rank has them", Kind::Said),
     fault("step overlap", "key 0: rank 0 has it, and so has rank 1", Kind::Said),
     fault(
