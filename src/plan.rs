@@ -21,7 +21,7 @@ const FEW_BYTES: usize = 1 << 20;
 const FEW_BYTES_A_THREAD: usize = 4 << 20;
 
 /// Division of a problem of one shape into tasks. Of the plan, only the instruction set can change bits of the result:
-/// without FMA, or with [`Precision::Native`](crate::Precision::Native).
+/// without FMA, or with another [`Precision`](crate::Precision) than `Exact`.
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut};
