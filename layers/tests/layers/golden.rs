@@ -145,5 +145,5 @@ fn call(number: u64) -> Call {
 #[test]
 fn golden_bits() {
     let calls: Vec<Call> = (0..OF_EACH * KINDS.len() as u64).map(call).collect();
-    check(&calls, EXACT, &[], "cargo test -p sdpa-layers --test layers golden");
+    check(&calls, &EXACT, &[], "cargo test -p sdpa-layers --test layers golden");
 }
