@@ -8,7 +8,7 @@
 //! `[panel][part][pair][16]`, values `[part][pair of keys][columns]`.
 
 use crate::matmul::pack::{self, NonFinite, copy_row};
-use crate::simd::tiles::TILE;
+use crate::simd::tiles::{MAX_PAIRS, PartPair, TILE};
 use crate::simd::{Bf16x2, LANES, Simd};
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::element::{Bf16, Dtype, Element};
@@ -25,6 +25,38 @@ pub(crate) struct Parts {
     pub(crate) first: Rows<Bf16x2>,
     pub(crate) count: usize,
     pub(crate) bytes: usize,
+}
+
+/// Pairs of parts of two operands that are multiplied: all whose product is not below the rounding error of an `f32`, the smallest
+/// first.
+pub(crate) struct PartPairs {
+    pairs: [PartPair; MAX_PAIRS],
+    len: usize,
+}
+
+impl PartPairs {
+    /// Returns the pairs of operands whose parts lie so many bytes from the first.
+    pub(crate) fn of(a: &[usize], b: &[usize]) -> Self {
+        let (mut pairs, mut len) = ([PartPair::default(); MAX_PAIRS], 0);
+        for both in (0..MAX_PARTS).rev() {
+            for (i, &a) in a.iter().enumerate().take(both + 1) {
+                if let Some(&b) = b.get(both - i) {
+                    pairs[len] = PartPair { a, b };
+                    len += 1;
+                }
+            }
+        }
+        Self { pairs, len }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[PartPair] {
+        &self.pairs[..self.len]
+    }
+}
+
+/// Returns the bytes from the first part to each, of parts that lie evenly.
+pub(crate) fn evenly(bytes: usize) -> [usize; MAX_PARTS] {
+    core::array::from_fn(|part| part * bytes)
 }
 
 /// Returns the number of parts of a type's numbers.

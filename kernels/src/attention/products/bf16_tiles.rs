@@ -17,13 +17,13 @@ use crate::attention::steps::softmax::{Scaled, WeightForm, softmax};
 use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
-use crate::matmul::bf16_parts::{self, KeyRows, MAX_PARTS, Parts, pairs};
+use crate::matmul::bf16_parts::{self, KeyRows, MAX_PARTS, PartPairs, Parts, evenly, pairs};
 #[cfg(not(matrix_unit_model))]
 use crate::matmul::operands::Bf16Pairs;
 use crate::matmul::pack::{self, NonFinite};
 use crate::simd::aligned::elements_mut;
 use crate::simd::exp;
-use crate::simd::tiles::{BLOCK, MAX_PAIRS, PartPair, Product, TILE};
+use crate::simd::tiles::{BLOCK, MAX_PAIRS, Product, TILE};
 #[cfg(not(matrix_unit_model))]
 use crate::simd::{Bf16Dot, Bf16DotWork};
 use crate::simd::{Bf16x2, LANES, Simd};
@@ -39,38 +39,6 @@ pub(crate) struct Bf16Tiles<const WEIGHTS: usize>;
 const PANEL_PAIRS: usize = LANES / 2;
 /// Floats from the first part of a row's weights to each: those behind the first lie behind all rows of the row block.
 const WEIGHT_PARTS: [usize; MAX_PARTS] = [0, BLOCK * SCORE_STRIDE, BLOCK * SCORE_STRIDE + KEY_BLOCK / 2];
-
-/// Pairs of parts of two operands that are multiplied: all whose product is not below the rounding error of an `f32`, the smallest
-/// first.
-pub(crate) struct PartPairs {
-    pairs: [PartPair; MAX_PAIRS],
-    len: usize,
-}
-
-impl PartPairs {
-    /// Returns the pairs of operands whose parts lie so many bytes from the first.
-    pub(crate) fn of(a: &[usize], b: &[usize]) -> Self {
-        let (mut pairs, mut len) = ([PartPair::default(); MAX_PAIRS], 0);
-        for both in (0..MAX_PARTS).rev() {
-            for (i, &a) in a.iter().enumerate().take(both + 1) {
-                if let Some(&b) = b.get(both - i) {
-                    pairs[len] = PartPair { a, b };
-                    len += 1;
-                }
-            }
-        }
-        Self { pairs, len }
-    }
-
-    pub(crate) fn as_slice(&self) -> &[PartPair] {
-        &self.pairs[..self.len]
-    }
-}
-
-/// Returns the bytes from the first part to each, of parts that lie evenly.
-pub(crate) fn evenly(bytes: usize) -> [usize; MAX_PARTS] {
-    core::array::from_fn(|part| part * bytes)
-}
 
 impl<const WEIGHTS: usize> Bf16Tiles<WEIGHTS> {
     /// Returns the number of parts of numbers of a type.

@@ -7,15 +7,15 @@
 //! ```
 //! Steps begin at multiples of 32 of the row block's rows and of the key block's keys, and each is added to the sums that are there.
 
+use crate::attention::products::bf16_tiles::Bf16Tiles;
 #[cfg(matrix_unit_model)]
 use crate::attention::products::bf16_tiles::model;
-use crate::attention::products::bf16_tiles::{Bf16Tiles, PartPairs, evenly};
 use crate::attention::products::multiply::{Arithmetic, Multiply};
 use crate::attention::products::operands::{QueryRows, RunKeys};
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::softmax::WeightForm;
-use crate::matmul::bf16_parts::{self, MAX_PARTS, Parts};
+use crate::matmul::bf16_parts::{self, MAX_PARTS, PartPairs, Parts, evenly};
 #[cfg(not(matrix_unit_model))]
 use crate::matmul::operands::Bf16Pairs;
 use crate::simd::tiles::{BLOCK, Product, Start, TILE, TileBlock, Tiles};
