@@ -8,7 +8,7 @@ use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::Simd;
 use crate::simd::x86::avx512_token::Avx512;
 use crate::tensor::any::{AnyPanels, Typed};
-use crate::tensor::element::{Bf16, Element};
+use crate::tensor::element::{Bf16, Dtype, Element};
 
 /// Returns the scores of `rows` rows against `panels` panels, as bits. They must not depend on the core's first-level
 /// cache.
@@ -19,7 +19,7 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
     let mut out = vec![0.0; rows * SCORE_STRIDE];
     // SAFETY: every query has `d` floats, and the caller made `panels` panels.
     unsafe {
-        let queries = QueryRows { rows: &pointers, head_dim: d, scale: 0.7 };
+        let queries = QueryRows { rows: &pointers, head_dim: d, dtype: Dtype::F32, scale: 0.7 };
         let later = Some(LaterKeys::Rows { at: pointers[0].cast(), bytes: 64 });
         let run = &mut ScoreRun {
             rows,
