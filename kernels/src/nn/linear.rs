@@ -7,6 +7,8 @@
 //!         for each 6 rows: out = tile + b
 //!         out = f(out)               while it is in cache
 //! ```
+//!
+//! Weights that are packed in parts, too, are multiplied by a matrix unit: `linear_tiles.rs`.
 
 use crate::matmul::dot_tile::{self, FAR, Later, Tile};
 use crate::matmul::float_tile::Chains;
@@ -15,12 +17,15 @@ use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::nn::activation::{self, Activation};
+use crate::nn::linear_tiles::{self, PartedTask, PartedWeights};
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
 use crate::simd::terms::Columns;
+use crate::simd::tiles::BLOCK;
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{LANES, SECOND, Simd};
 use crate::tensor::any::Typed;
+use crate::tensor::element::Precision;
 use crate::tensor::rows::Rows;
 use crate::work_queue::Queue;
 use core::marker::PhantomData;
@@ -28,6 +33,11 @@ use core::marker::PhantomData;
 /// Largest number of rows of a task. 96 rows of 768 floats are 295 KB: with 64 columns of weights, 196 KB, inside the
 /// second-level cache. The weights are read once a task, so with fewer rows the time of reading memory would show.
 const MAX_ROWS: usize = 96;
+/// Least number of panels of a task of many rows in parts: each task parts its rows, which takes the time of about five panels
+/// (counted in instructions, not measured).
+const PARTED_PANELS: usize = 16;
+
+const _: () = assert!(MAX_ROWS <= linear_tiles::MAX_ROWS);
 
 /// Matrix of weights, packed to be multiplied by rows: `[panel of 16 outputs][inputs][16]`, and a bias.
 pub struct Packed {
@@ -37,6 +47,8 @@ pub struct Packed {
     inputs: usize,
     outputs: usize,
     activation: Activation,
+    /// The weights once more, as a matrix unit multiplies them.
+    parts: Option<PartedWeights>,
 }
 
 impl Packed {
@@ -65,13 +77,26 @@ impl Packed {
         dispatch!(Isa::detect(), |s| unsafe {
             pack::pack_keys(s, Typed::F32(rows), [outputs; 2], inputs, panels.floats_mut());
         });
-        Self { panels, bias: offsets, inputs, outputs, activation: Activation::Identity }
+        Self { panels, bias: offsets, inputs, outputs, activation: Activation::Identity, parts: None }
     }
 
     /// Returns the weights with an activation function of the results.
     #[must_use]
     pub fn then(self, activation: Activation) -> Self {
         Self { activation, ..self }
+    }
+
+    /// Returns the weights with a precision of their products. [`Precision::Accurate`] packs them once more, in parts, if this machine
+    /// has a matrix unit: 6 bytes a weight besides the 4 that other instruction sets read. Other precisions are all exact.
+    ///
+    /// # Panics
+    /// If there is no memory for the parts.
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> Self {
+        let by_unit = precision == Precision::Accurate && Isa::detect().matrix_unit().is_ok();
+        let sizes = [self.panels(), self.inputs];
+        let parts = by_unit.then(|| PartedWeights::of_panels(self.panels.floats(), sizes));
+        Self { parts, ..self }
     }
 
     /// Returns the activation function of the results.
@@ -91,7 +116,7 @@ impl Packed {
 
     /// Returns the number of bytes held.
     pub fn bytes(&self) -> usize {
-        self.panels.bytes() + self.bias.bytes()
+        self.panels.bytes() + self.bias.bytes() + self.parts.as_ref().map_or(0, PartedWeights::bytes)
     }
 
     /// Returns the cost of multiplying this many rows, in floating-point operations. Few rows wait for the weights: a
@@ -146,7 +171,8 @@ impl<'a> Product<'a> {
         // Whole tiles, whatever the backend: 12 is a multiple of 6 and of 2.
         let task_rows = rows.div_ceil(by_rows).max(1).next_multiple_of(12).min(MAX_ROWS);
         let by_columns = wanted.div_ceil(by_rows);
-        let task_panels = weights.panels().div_ceil(by_columns).next_multiple_of(4).max(1);
+        let least = if weights.parts.is_some() && rows > BLOCK { PARTED_PANELS } else { 4 };
+        let task_panels = weights.panels().div_ceil(by_columns).next_multiple_of(least).max(1);
         let tasks = rows.div_ceil(task_rows) * weights.panels().div_ceil(task_panels);
         let out = out.as_mut_ptr();
         Self { x, weights, out, rows, task_rows, task_panels, tasks: Queue::new(tasks), _out: PhantomData }
@@ -163,22 +189,25 @@ impl<'a> Product<'a> {
         let Self { x, weights, rows, task_rows, task_panels, .. } = *self;
         let blocks = rows.div_ceil(task_rows);
         let (first, panel) = (number % blocks * task_rows, number / blocks * task_panels);
-        let mut pointers = [core::ptr::null(); MAX_ROWS];
         let here = task_rows.min(rows - first);
+        let range = panel..weights.panels().min(panel + task_panels);
+        // SAFETY: row `first` of `out`, which has `outputs` columns, exists.
+        let out = unsafe { self.out.add(first * weights.outputs) };
+        if let Some(parts) = weights.parts.as_ref().filter(|_| s.has_matrix_unit()) {
+            let &Packed { inputs, outputs, activation, ref bias, .. } = weights;
+            let (x, bias) = (&x[first * inputs..][..here * inputs], bias.floats());
+            // SAFETY: rows `first..` and the columns of these panels are this task's part of `out`.
+            unsafe {
+                linear_tiles::product(s, &PartedTask { x, weights: parts, bias, activation, range, out, outputs })
+            }
+            return;
+        }
+        let mut pointers = [core::ptr::null(); MAX_ROWS];
         for (row, pointer) in x.chunks_exact(weights.inputs).skip(first).zip(&mut pointers[..here]) {
             *pointer = row.as_ptr();
         }
-        // SAFETY: the rows are `inputs` floats each; rows `first..` and the columns of these panels are this task's
-        // part of `out`, which has `outputs` columns.
-        unsafe {
-            let tile = ProductTile {
-                rows: &pointers[..here],
-                weights,
-                range: panel..weights.panels().min(panel + task_panels),
-                out: self.out.add(first * weights.outputs),
-            };
-            product(s, tile);
-        }
+        // SAFETY: the rows are `inputs` floats each; rows `first..` and the columns of these panels are this task's part of `out`.
+        unsafe { product(s, ProductTile { rows: &pointers[..here], weights, range, out }) }
     }
 }
 

@@ -6,6 +6,8 @@ pub(crate) mod elementwise;
 #[cfg(feature = "nn")]
 pub(crate) mod linear;
 #[cfg(feature = "nn")]
+pub(crate) mod linear_tiles;
+#[cfg(feature = "nn")]
 pub(crate) mod norm;
 #[cfg(feature = "unfused")]
 pub mod sgemm;
