@@ -17,7 +17,7 @@ use crate::share::{self, RowSlice};
 use crate::transformer::Transformer;
 pub use config::BertConfig;
 use names::{POSITIONS, TYPES, WORDS};
-use sdpa::Error;
+use sdpa::{Error, Precision};
 
 /// Tokens per thread that [`Bert::embed`] processes at once: those of a feed-forward, so that hidden states stay in
 /// or near the cache from layer to layer. With 5 or 20 times the tokens it was 5 to 8 % slower.
@@ -103,6 +103,20 @@ pub struct Bert {
 }
 
 impl Bert {
+    /// Sets the precision of all projections of the layers, as [`Linear::precision`](crate::Linear::precision) does, and of attention.
+    ///
+    /// ```
+    /// use sdpa::Precision;
+    /// use sdpa_layers::{Bert, BertConfig, ModelError, TensorSource};
+    /// fn load(config: BertConfig, weights: &dyn TensorSource) -> Result<Bert, ModelError> {
+    ///     Ok(Bert::new(config, weights)?.precision(Precision::Accurate))
+    /// }
+    /// ```
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> Self {
+        Self { layers: self.layers.precision(precision), ..self }
+    }
+
     /// Sizes and constants of the model.
     pub fn config(&self) -> &BertConfig {
         &self.config

@@ -4,7 +4,7 @@ use crate::compute::Compute;
 use crate::error::same;
 use crate::linear::{Linear, check_rows, rows_of};
 use crate::share::{self, RowSlice};
-use sdpa::Error;
+use sdpa::{Error, Precision};
 use sdpa_kernels::Activation;
 
 /// Number of rows per thread that are processed at once: four tasks of a projection. So hidden rows stay in cache, and
@@ -60,6 +60,13 @@ impl FeedForward {
         same("gate projection", "inputs", gate.inputs(), up.inputs(), "the up projection")?;
         same("gate projection", "outputs", gate.outputs(), up.outputs(), "the up projection")?;
         Ok(Self { gate: Some((gate, activation)), ..Self::new(Activation::Identity, up, down)? })
+    }
+
+    /// Sets the precision of the projections, as [`Linear::precision`] does.
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> Self {
+        let gate = self.gate.map(|(gate, activation)| (gate.precision(precision), activation));
+        Self { gate, up: self.up.precision(precision), down: self.down.precision(precision) }
     }
 
     /// Width of the rows of x.

@@ -3,7 +3,7 @@
 use crate::compute::Compute;
 use crate::error::{at_most, exactly, floats, multiple_of, same};
 use crate::share;
-use sdpa::Error;
+use sdpa::{Error, Precision};
 use sdpa_kernels::{Activation, Packed};
 
 /// Number of outputs in a panel of packed weights.
@@ -87,7 +87,7 @@ impl<'a> Weights<'a> {
 ///
 /// Takes 2·rows·inputs·outputs operations. The threads of the current rayon pool share the rows, or the columns if rows
 /// are few. A row's results depend only on that row and the weights, to the bit. Sums are computed like those of
-/// attention scores: in chains of at most 32 FMAs, added up in order.
+/// attention scores: in chains of at most 32 FMAs, added up in order, or as [`Self::precision`] says.
 ///
 /// ```
 /// use sdpa_layers::{Activation, Compute, Linear, Weights};
@@ -112,6 +112,28 @@ impl Linear {
     #[must_use]
     pub fn then(self, activation: Activation) -> Self {
         Self { packed: self.packed.then(activation) }
+    }
+
+    /// Sets the precision of the products: [`Precision::Accurate`] multiplies on a matrix unit, for any number of rows, with the
+    /// errors of the naive loop or smaller. If this machine has a unit, the weights are packed once more, in parts: 10 bytes a weight
+    /// in place of 4, so that instruction sets without a unit stay exact. Few rows are memory-bound, and read 6 of these bytes. An
+    /// infinite number makes NaN of its sums. Weights are `f32`, so other precisions are exact.
+    ///
+    /// ```
+    /// use sdpa::Precision;
+    /// use sdpa_layers::{Compute, Linear, Weights};
+    /// let linear = Linear::new(Weights::rows(&[1.0, 2.0], [1, 2])?).precision(Precision::Accurate);
+    /// let mut out = [0.0];
+    /// linear.forward(&[3.0, 4.0], &mut out, &mut Compute::default())?;
+    /// assert_eq!(out, [11.0]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If there is no memory for the parts.
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> Self {
+        Self { packed: self.packed.precision(precision) }
     }
 
     /// Width of the rows of x.

@@ -11,7 +11,7 @@ use crate::sequences::{Sequences, Start};
 use crate::share;
 use input::Memory;
 pub use input::MultiHeadInput;
-use sdpa::{Alignment, Attention, Error, Inputs, KvCache, KvShape, Outputs, View, ViewMut};
+use sdpa::{Alignment, Attention, Error, Inputs, KvCache, KvShape, Outputs, Precision, View, ViewMut};
 
 /// Extra tensors of a call besides its input and output.
 #[derive(Debug)]
@@ -57,6 +57,8 @@ pub struct MultiHeadAttention {
     v: Linear,
     out: Linear,
     attention: Attention,
+    /// Precision of the whole layer, if it was set.
+    precision: Option<Precision>,
     alibi: Option<Vec<f32>>,
     sinks: Option<Vec<f32>>,
     /// Norms of queries and keys.
@@ -95,6 +97,7 @@ impl MultiHeadAttention {
             v,
             out,
             attention: Attention::new(),
+            precision: None,
             alibi: None,
             sinks: None,
             norms: None,
@@ -106,6 +109,13 @@ impl MultiHeadAttention {
     #[must_use]
     pub fn attention(self, attention: Attention) -> Self {
         Self { attention, ..self }
+    }
+
+    /// Sets the precision of the projections, as [`Linear::precision`] does, and of attention, whatever its settings say.
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> Self {
+        let [q, k, v, out] = [self.q, self.k, self.v, self.out].map(|linear| linear.precision(precision));
+        Self { q, k, v, out, precision: Some(precision), ..self }
     }
 
     /// Sets ALiBi slopes, one per query head.
@@ -308,7 +318,8 @@ impl MultiHeadAttention {
         let k = View::blhd(k, memory.sequences.stored(keys, key_heads))?;
         let v = View::blhd(v, memory.sequences.stored(keys, [self.kv_heads, self.value_dim]))?;
         let attended = ViewMut::blhd(attended, input.sequences.stored(rows, [self.heads, self.value_dim]))?;
-        let (mut attention, mut outputs) = (self.attention, Outputs::new(attended));
+        let mut attention = self.precision.map_or(self.attention, |precision| self.attention.precision(precision));
+        let mut outputs = Outputs::new(attended);
         let inputs = match beside {
             Beside::Cache(cache) => {
                 self.check_decodes()?;

@@ -1,5 +1,7 @@
 //! Transformer layers: attention and feed-forward on a residual stream.
 
+mod precision;
+
 use crate::compute::{Buffer, Compute};
 use crate::error::same;
 use crate::feed_forward::FeedForward;
