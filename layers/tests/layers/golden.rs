@@ -5,14 +5,16 @@ mod blocks;
 mod linear_attention;
 mod simple;
 
-use crate::golden_file::{Call, EXACT, Hash, check, normal};
+use crate::golden_file::{ACCURATE, Call, EXACT, Hash, check, normal};
 use crate::support::Rng;
-use sdpa::{Exec, Isa};
+use sdpa::{Exec, Isa, Precision};
 use sdpa_layers::{Activation, Compute, Linear, Norm, Weights};
 use std::sync::OnceLock;
 
 /// Calls of each kind.
 const OF_EACH: u64 = 40;
+/// The same with [`Precision::Accurate`]: a scalar model takes longer.
+const ACCURATE_OF_EACH: u64 = 10;
 
 /// A kind of calls.
 type Kind = fn(&mut Draw, &mut Recorder);
@@ -33,8 +35,8 @@ const KINDS: [(&str, Kind); 12] = [
     ("steps", blocks::steps),
 ];
 
-/// Random numbers and layers of them.
-struct Draw(Rng);
+/// Random numbers, and layers of them that have a precision.
+struct Draw(Rng, Precision);
 
 impl Draw {
     fn pick<T: Copy>(&mut self, from: &[T]) -> T {
@@ -84,10 +86,11 @@ impl Draw {
             Weights::columns(&weights, [inputs, outputs])
         };
         let weights = weights.expect("good sizes");
-        Linear::new(match &bias {
+        let linear = Linear::new(match &bias {
             Some(bias) => weights.bias(bias).expect("one for each output"),
             None => weights,
-        })
+        });
+        linear.precision(self.1)
     }
 
     fn any_norm(&mut self, width: usize) -> Norm {
@@ -128,9 +131,9 @@ fn pool() -> &'static rayon::ThreadPool {
     POOL.get_or_init(|| rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads"))
 }
 
-fn call(number: u64) -> Call {
+fn call(number: u64, precision: Precision) -> Call {
     let (name, make) = KINDS[(number % KINDS.len() as u64) as usize];
-    let mut draw = Draw(Rng::new(number.wrapping_mul(0xd134_2543_de82_ef95)));
+    let mut draw = Draw(Rng::new(number.wrapping_mul(0xd134_2543_de82_ef95)), precision);
     let threads = draw.pick(&[1, 1, 2]);
     let hashes = Isa::available().map(|isa| (isa, Hash::new())).collect();
     let mut recorder = Recorder { hashes, threads, what: name.to_owned() };
@@ -144,6 +147,10 @@ fn call(number: u64) -> Call {
 
 #[test]
 fn golden_bits() {
-    let calls: Vec<Call> = (0..OF_EACH * KINDS.len() as u64).map(call).collect();
-    check(&calls, &EXACT, &[], "cargo test -p sdpa-layers --test layers golden");
+    for (of_each, precision, files) in
+        [(OF_EACH, Precision::Exact, &EXACT[..]), (ACCURATE_OF_EACH, Precision::Accurate, &ACCURATE)]
+    {
+        let calls: Vec<Call> = (0..of_each * KINDS.len() as u64).map(|number| call(number, precision)).collect();
+        check(&calls, files, &[], "cargo test -p sdpa-layers --test layers golden");
+    }
 }

@@ -17,6 +17,7 @@ mod support;
 #[path = "../support/tiny_bert.rs"]
 mod tiny_bert;
 
+mod accurate;
 mod activations;
 mod bert;
 mod bert_refusals;

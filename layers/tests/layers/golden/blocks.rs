@@ -37,7 +37,7 @@ impl Sizes {
             [outputs, heads * value_dim],
         ];
         let projections = shapes.map(|[outputs, inputs]| draw.any_linear(outputs, inputs));
-        MultiHeadAttention::new([heads, kv_heads], projections).expect("good sizes")
+        MultiHeadAttention::new([heads, kv_heads], projections).expect("good sizes").precision(draw.1)
     }
 }
 
@@ -202,7 +202,7 @@ pub(super) fn bert(draw: &mut Draw, recorder: &mut Recorder) {
         let size = if shape.len() == 2 { 1.0 / (shape[1] as f32).sqrt() } else { 0.3 };
         data.iter_mut().for_each(|x| *x = if norm { 1.0 } else { 0.0 } + size * draw.normal());
     }
-    let bert = Bert::new(CONFIG, &source(&model)).expect("a good model");
+    let bert = Bert::new(CONFIG, &source(&model)).expect("a good model").precision(draw.1);
     let (batch, pooling) = (draw.upto(4), draw.pick(&[Pooling::Mean, Pooling::First]));
     let mut ends = vec![0];
     (0..batch).for_each(|b| ends.push(ends[b] + draw.upto(CONFIG.max_position_embeddings)));
