@@ -132,8 +132,7 @@ unsafe fn add_products<S: Simd>(
     last: &mut LastPanel,
 ) {
     let (rows, whole, [part, panel_pairs]) = (a.x.len() / a.weights.inputs, a.outputs / LANES, a.weights.apart());
-    let [of_rows, of_weights] =
-        [DEPTH * size_of::<Bf16>(), part * size_of::<Bf16x2>()].map(|bytes| [0, bytes, 2 * bytes]);
+    let [of_rows, of_weights] = [DEPTH * size_of::<Bf16>(), part * size_of::<Bf16x2>()].map(bf16_parts::evenly);
     let pairs = PartPairs::of(&of_rows, &of_weights);
     let weights: &[Bf16x2] = a.weights.parts.elements();
     let mut panel = a.range.start;
