@@ -108,10 +108,11 @@ impl Attention {
     /// Binds inputs, saved results and gradients of a backward call, and checks everything that can be wrong with it.
     ///
     /// Every option of the forward pass has its derivative here. Keys and values must be tensors: those of caches and
-    /// pages have no gradients. [`Precision::Native`](crate::Precision::Native) and [`Precision::Accurate`](crate::Precision::Accurate) multiply on a matrix unit as the forward call does,
-    /// or else compute as [`Precision::Exact`](crate::Precision::Exact). With `Native`, weights and gradients of scores are rounded to bfloat16 before they are
-    /// multiplied, by up to 2⁻⁸ of themselves, and output gradients where they are not bfloat16; results saved from a native call keep
-    /// their error. A sum over the rows is taken 32 rows at a time. [`BackwardProblem::run_with`] takes your own functions.
+    /// pages have no gradients. [`Precision::Native`](crate::Precision::Native) and [`Precision::Accurate`](crate::Precision::Accurate)
+    /// multiply as in the forward call, if keys and values take the same products there; otherwise gradients are those of
+    /// [`Precision::Exact`](crate::Precision::Exact). With `Native`, weights and gradients of scores are rounded to bfloat16 before they
+    /// are multiplied, by up to 2⁻⁸ of themselves, and output gradients where they are not bfloat16; results saved from a native call
+    /// keep their error. [`BackwardProblem::run_with`] takes your own functions.
     ///
     /// # Errors
     /// Any [`Error`] of [`Self::problem`] that concerns inputs; [`Error::Mismatch`] for saved results or gradients of

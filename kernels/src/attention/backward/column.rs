@@ -21,8 +21,7 @@ use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::RowSet;
 use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::key_sums::Chain;
-use crate::kv::key_block::{BlockValues, Keys};
-use crate::matmul::bf16_parts::Parts;
+use crate::kv::key_block::{BlockValues, ColumnValues, Keys};
 use crate::matmul::pack;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Typed};
@@ -50,7 +49,7 @@ pub(crate) enum ColumnOperands {
     /// Keys as rows of finite floats in whole vectors.
     Floats(AnyRows),
     /// Values packed as keys are, and finite keys as values are.
-    Parts { values: Keys, keys: Parts },
+    Packed { values: Keys, keys: ColumnValues },
 }
 
 impl<'t, S: Simd> Column<'t, S> {
@@ -196,7 +195,7 @@ impl<'t, S: Simd> Column<'t, S> {
             let BlockValues::Rows { rows: values, .. } = call.kv.values(at, len, other) else { return none };
             let (of_keys, of_values) = ([len, tiling.head_dim], [len, tiling.value_dim]);
             if self.bound.products.parts() > 0 {
-                self.pack_in_parts([(rows, of_keys), (values, of_values)], &mut own.unit)
+                self.pack_operands([(rows, of_keys), (values, of_values)], &mut own.packed)
             } else {
                 pack::pack_keys(s, values, [len, len], tiling.value_dim, own.values);
                 ColumnOperands::Floats(finite_rows(s, rows, of_keys, own.keys))

@@ -1,25 +1,30 @@
-//! Products of the backward pass, by the arithmetic of the call: floats, or parts by a matrix unit.
+//! Products of the backward pass: floats, or bfloat16 by the arithmetic of the call.
+//!
+//! bfloat16 has the loops of the forward pass. dP are scores, of output gradients and values. dQ are sums of keys, whose weights are the
+//! gradients of scores. dV and dK are sums of query rows: weights, or gradients of scores, are transposed, so that a row of them is a
+//! key's.
 
 use crate::attention::backward::column::{Column, ColumnKeys, ColumnOperands};
-use crate::attention::backward::memory::{Own, RowMemory, UnitOperands};
+use crate::attention::backward::memory::{Own, PackedOperands, RowMemory};
 use crate::attention::backward::row_block::rows_of;
 use crate::attention::backward::rows::BlockRows;
-use crate::attention::backward::tile::TileScores;
+use crate::attention::backward::tile::{Of, TileScores};
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::products::by_arithmetic;
-use crate::attention::products::gradient_tiles::{self, Added, Block, Sums};
-use crate::attention::products::multiply::Multiply;
-use crate::attention::products::operands::{KeySource, KeysToPack, Packing, QueryRows, RunKeys};
+use crate::attention::products::multiply::{Arithmetic, Multiply};
+use crate::attention::products::operands::{
+    KeySource, KeysToPack, Packing, QueryRow, QueryRows, RunKeys, ValuesToPack,
+};
 use crate::attention::products::pv::{ValueSums, WeightSigns};
 use crate::attention::products::score_run::ScoreRun;
-use crate::attention::scratch::MAX_ROW_BLOCK;
+use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::key_sums::{self, KeySums};
-use crate::attention::steps::span::Spans;
+use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::span::{Span, Spans};
 use crate::kv::key_block::{BlockValues, ColumnValues, Keys};
-use crate::matmul::bf16_parts::{self, key_floats};
 use crate::matmul::operands::Floats;
 use crate::matmul::pack::NonFinite;
-use crate::simd::aligned::elements_mut;
+use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::element::Dtype;
@@ -29,40 +34,26 @@ use core::ops::Range;
 /// Factors of sums that are not rescaled.
 const ONES: [f32; MAX_ROW_BLOCK] = [1.0; MAX_ROW_BLOCK];
 
-/// Gradients that are sums over query rows.
-#[derive(Clone, Copy)]
-enum Of {
-    Keys,
-    Values,
-}
-
-/// Returns the panels of the keys that some row sees.
-fn seen_panels(spans: &Spans) -> Range<usize> {
-    let keys = key_sums::all_keys(spans);
-    keys.start / LANES..keys.end.div_ceil(LANES)
-}
-
 impl<S: Simd> Column<'_, S> {
-    /// Packs the column's keys and values, of these sizes, in parts.
+    /// Packs the column's keys and values, of these sizes, as bfloat16.
     ///
     /// # Safety
     /// The rows are readable; the result is used while the operands hold it.
-    pub(crate) unsafe fn pack_in_parts(
+    pub(crate) unsafe fn pack_operands(
         &self,
         [(keys, of_keys), (values, [len, value_dim])]: [(AnyRows, [usize; 2]); 2],
-        unit: &mut UnitOperands<'_>,
+        packed: &mut PackedOperands<'_>,
     ) -> ColumnOperands {
-        let (s, products, rows) = (self.bound.s, self.bound.products, Keys::Rows(values));
-        let of_values = BlockValues::Rows { rows: values, readable: value_dim };
+        let (s, rows, of_values) = (self.bound.s, Keys::Rows(values), BlockValues::Rows { rows: values, readable: 0 });
         let source = KeySource { keys: &rows, values: &of_values };
-        let to_pack = KeysToPack { source, keys: 0..len, all: len, head_dim: value_dim, packing: Packing::Needed };
-        let (parts, out) = (products.parts_of(keys.dtype()), elements_mut(unit.keys));
-        // SAFETY: the caller guarantees the rows.
-        unsafe {
-            let values = by_arithmetic!(products.keys, |A| A::pack_keys(s, to_pack, unit.values));
-            let keys = bf16_parts::pack_values(s, keys, of_keys, parts, NonFinite::Handled, out);
-            ColumnOperands::Parts { values, keys }
-        }
+        let as_keys = KeysToPack { source, keys: 0..len, all: len, head_dim: value_dim, packing: Packing::Needed };
+        let as_values = to_pack(keys, of_keys, NonFinite::Handled);
+        by_arithmetic!(self.bound.products.keys, |A| {
+            // SAFETY: the caller guarantees the rows.
+            let (values, keys) =
+                unsafe { (A::pack_keys(s, as_keys, packed.values), A::pack_values(s, as_values, packed.keys)) };
+            ColumnOperands::Packed { values, keys }
+        })
     }
 
     /// Computes the gradients of the weights, the products of output gradients and values.
@@ -76,7 +67,19 @@ impl<S: Simd> Column<'_, S> {
         keys: &ColumnKeys,
         own: &mut Own<'_>,
     ) {
-        let (s, depth, rows) = (task.s, task.tiling.value_dim, rows_of(task));
+        let (s, head_dim, rows) = (task.s, task.tiling.value_dim, rows_of(task));
+        let (dtype, mut at) = (self.pass.saved.d_out.dtype(), [core::ptr::null(); MAX_ROW_BLOCK]);
+        if let ColumnOperands::Packed { .. } = keys.operands {
+            by_arithmetic!(task.products.keys, |A| {
+                let floats = A::query_floats(head_dim);
+                for (n, to) in own.packed.d_out.chunks_exact_mut(floats).take(rows).enumerate() {
+                    let query = QueryRow { row: tile.d_out.row(n), head_dim, scale: 1.0, channels: None };
+                    // SAFETY: a row of the output gradients. The gradients of weights are not computed yet: room for a row.
+                    unsafe { A::store_query(s, query, own.gradients, to) }
+                    at[n] = to.as_ptr();
+                }
+            });
+        }
         let run = &mut ScoreRun {
             rows,
             panels: 0..self.keys().len().div_ceil(LANES),
@@ -85,81 +88,55 @@ impl<S: Simd> Column<'_, S> {
             prefetch: &mut tile.prefetch,
             out: own.gradients,
         };
-        let queries = QueryRows { rows: tile.d_out.addresses(), head_dim: depth, dtype: Dtype::F32, scale: 1.0 };
         match keys.operands {
             ColumnOperands::Floats(_) => {
-                let panels = Rows::strided(own.values.as_ptr(), (depth * LANES) as isize, 1);
+                let queries = QueryRows { rows: tile.d_out.addresses(), head_dim, dtype: Dtype::F32, scale: 1.0 };
+                let panels = Rows::strided(own.values.as_ptr(), (head_dim * LANES) as isize, 1);
                 let keys = RunKeys { keys: Keys::Packed(Typed::F32(panels)), later: None };
                 // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
                 unsafe { Floats::scores(s, run, queries, keys) };
             }
-            ColumnOperands::Parts { values, .. } => {
-                let dtype = self.pass.saved.d_out.dtype();
-                let parts = (task.products.parts(), task.products.parts_of(dtype));
-                let at = store_rows(s, &tile.d_out, depth, parts, own.unit.d_out);
-                let (queries, keys) =
-                    (QueryRows { rows: &at[..rows], dtype, ..queries }, RunKeys { keys: values, later: None });
-                // SAFETY: rows are stored in parts; the caller guarantees the column's values, which are packed so.
-                unsafe { gradient_tiles::scores(s, task.products.keys, run, queries, keys) };
+            ColumnOperands::Packed { values, .. } => {
+                let (queries, keys) = (
+                    QueryRows { rows: &at[..rows], head_dim, dtype, scale: 1.0 },
+                    RunKeys { keys: values, later: None },
+                );
+                // SAFETY: rows are stored; the caller guarantees the column's values, which are packed, one panel after the other.
+                by_arithmetic!(task.products.keys, |A| unsafe { A::scores(s, run, queries, keys) });
             }
         }
     }
 
-    /// Adds the products of weights and output gradients to the gradients of the column's values.
+    /// Adds the products of weights and output gradients to the gradients of values, or those of the gradients of scores and queries
+    /// to the gradients of keys.
     ///
     /// # Safety
     /// The rows of `tile` are the task's.
-    pub(crate) unsafe fn add_value_gradients(
+    pub(crate) unsafe fn add_key_sums(
         &self,
         task: &AttentionTask<'_, S>,
         tile: &mut TileScores<'_>,
+        of: Of,
         own: &mut Own<'_>,
     ) {
-        // SAFETY: same contract.
-        unsafe { self.add_sums(task, tile, Of::Values, own) }
-    }
-
-    /// Adds the products of the gradients of scores and queries to the gradients of the column's keys.
-    ///
-    /// # Safety
-    /// The rows of `tile` are the task's.
-    pub(crate) unsafe fn add_score_gradients(
-        &self,
-        task: &AttentionTask<'_, S>,
-        tile: &mut TileScores<'_>,
-        own: &mut Own<'_>,
-    ) {
-        // SAFETY: same contract.
-        unsafe { self.add_sums(task, tile, Of::Keys, own) }
-    }
-
-    /// Adds the products of what belongs to scores and of rows to the gradients of the column's keys or values.
-    ///
-    /// # Safety
-    /// The rows of `tile` are the task's.
-    unsafe fn add_sums(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, of: Of, own: &mut Own<'_>) {
-        let Own { gradients, head, total, chain, unit, .. } = own;
+        let Own { gradients, head, total, chain, packed, .. } = own;
         let sums = if self.pass.sums_by_head() { head } else { total };
-        let (weights, rows, dim, dtype, sums): (&[f32], _, _, _, &mut [f32]) = match of {
-            Of::Values => (tile.scores, &tile.d_out, task.tiling.value_dim, self.pass.saved.d_out.dtype(), sums.v),
-            Of::Keys => (gradients, &tile.q, task.tiling.head_dim, task.call.q.dtype(), sums.k),
+        let (weights, x, cols, sums): (&[f32], _, _, &mut [f32]) = match of {
+            Of::Values => (tile.scores, &tile.d_out, task.tiling.value_dim, sums.v),
+            Of::Keys => (gradients, &tile.q, task.tiling.head_dim, sums.k),
         };
-        let (s, n, vecs, spans) = (task.s, rows_of(task), dim.div_ceil(LANES), tile.spans);
-        let (rows, _) = rows.evenly();
-        // SAFETY: rows are whole vectors, as the caller guarantees.
-        unsafe {
-            if task.products.parts() == 0 {
-                let (rows, prefetch) = ((rows, n), &mut tile.prefetch);
-                return key_sums::key_sums(s, KeySums { weights, spans, rows, vecs, sums, chain: *chain, prefetch });
-            }
-            let panels = seen_panels(spans);
-            let block = Block { numbers: weights, rows: n, panels };
-            let weights = gradient_tiles::columns(s, block, task.products.parts(), unit.weights);
-            let (parts, out) = (task.products.parts_of(dtype), elements_mut(unit.rows));
-            let rows = bf16_parts::pack_values(s, Typed::F32(rows), [n, vecs * LANES], parts, NonFinite::Ignored, out);
-            let sums = Sums { floats: sums, stride: vecs * LANES, vecs, start: Added::ToSums };
-            gradient_tiles::add_product(s, weights, rows, sums);
+        let (s, spans, prefetch) = (task.s, tile.spans, &mut tile.prefetch);
+        if task.products.parts() == 0 {
+            let (rows, vecs) = (x.evenly(), cols.div_ceil(LANES));
+            let sums = KeySums { weights, spans, rows, vecs, sums, chain: *chain, prefetch };
+            // SAFETY: rows are whole vectors.
+            return unsafe { key_sums::key_sums(s, sums) };
         }
+        let keys = key_sums::all_keys(spans);
+        let keys = keys.start / LANES * LANES..keys.end.next_multiple_of(LANES);
+        let block = Transposed { weights, rows: rows_of(task), keys, x, cols };
+        // SAFETY: the rows are the task's.
+        by_arithmetic!(task.products.keys, |A| unsafe { add_transposed::<S, A>(s, block, packed, sums, prefetch) });
     }
 
     /// Adds the gradients of the row block's queries, without the scale.
@@ -173,54 +150,132 @@ impl<S: Simd> Column<'_, S> {
         keys: &ColumnKeys,
         own: &mut Own<'_>,
     ) {
-        let (s, rows, dim) = (task.s, rows_of(task), task.tiling.head_dim);
+        let (s, all, cols) = (task.s, rows_of(task), task.tiling.head_dim);
         // SAFETY: the caller guarantees the row block's memory, and nothing of it is borrowed.
-        let memory = unsafe { self.memory_of(task) };
-        let floats = match keys.operands {
-            ColumnOperands::Floats(rows) => rows,
-            ColumnOperands::Parts { keys, .. } => {
-                let block = Block { numbers: own.gradients, rows, panels: seen_panels(tile.spans) };
-                let left = gradient_tiles::rows(s, block, task.products.parts(), own.unit.weights);
-                let start = if tile.fresh { Added::ToNothing } else { Added::ToSums };
-                let sums = Sums { floats: memory, stride: RowMemory::floats(dim), vecs: dim.div_ceil(LANES), start };
-                // SAFETY: the caller guarantees the column's keys, packed in whole steps and vectors.
-                return unsafe { gradient_tiles::add_product(s, left, keys, sums) };
+        let (memory, stride) = (unsafe { self.memory_of(task) }, RowMemory::floats(cols));
+        let keys = match keys.operands {
+            ColumnOperands::Packed { keys, .. } => keys,
+            ColumnOperands::Floats(rows) => {
+                let (weights, spans, fresh) = (&*own.gradients, &**tile.spans, tile.fresh);
+                let of_rows = sums_of(cols, &mut tile.prefetch);
+                let mut sums =
+                    ValueSums { weights, spans, rows: all, fresh, out: memory, out_stride: stride, ..of_rows };
+                // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
+                return unsafe { Floats::sums(s, &mut sums, ColumnValues::Elements(rows)) };
             }
         };
-        let mut sums = ValueSums {
-            weights: own.gradients,
-            cols: dim,
-            spans: tile.spans,
-            rows,
-            rescale_prev: &ONES,
-            rescale_block: &ONES,
-            fresh: tile.fresh,
-            out: memory,
-            out_stride: RowMemory::floats(dim),
-            ends: None,
-            signs: WeightSigns::Any,
-            prefetch: &mut tile.prefetch,
-        };
-        // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
-        unsafe { Floats::sums(s, &mut sums, ColumnValues::Elements(floats)) };
+        by_arithmetic!(task.products.keys, |A| {
+            let tile_rows = tile.spans.tile_rows();
+            for (n, spans) in tile.spans.chunks(A::ROW_BLOCK / tile_rows).enumerate() {
+                let (first, spans) = (n * A::ROW_BLOCK, Spans::of(spans, tile_rows));
+                let rows = A::ROW_BLOCK.min(all - first);
+                let weights = &mut *own.packed.weights;
+                weights[..rows * SCORE_STRIDE]
+                    .copy_from_slice(&own.gradients[first * SCORE_STRIDE..][..rows * SCORE_STRIDE]);
+                prepare::<S, A>(s, weights, &spans, rows);
+                let (out, of_rows) = (&mut memory[first * stride..], sums_of(cols, &mut tile.prefetch));
+                let (spans, fresh) = (&*spans, tile.fresh);
+                let mut sums = ValueSums { weights, spans, rows, fresh, out, out_stride: stride, ..of_rows };
+                // SAFETY: the caller guarantees the column's keys, packed in whole vectors.
+                unsafe { A::sums(s, &mut sums, keys) }
+            }
+        });
     }
 }
 
-/// Stores rows as queries in parts, and returns their addresses: a row has room for the first number of parts, and the second.
-fn store_rows<S: Simd>(
-    s: S,
-    rows: &BlockRows,
-    dim: usize,
-    (room, parts): (usize, usize),
-    out: &mut [f32],
-) -> [*const f32; MAX_ROW_BLOCK] {
-    let mut at = [core::ptr::null(); MAX_ROW_BLOCK];
-    let stored = out.chunks_exact_mut(key_floats(dim, room));
-    for ((&row, to), at) in rows.addresses().iter().zip(stored).zip(&mut at) {
-        // SAFETY: a row of the block, in whole vectors.
-        let row = unsafe { core::slice::from_raw_parts(row, dim.next_multiple_of(LANES)) };
-        bf16_parts::store_query(s, row, parts, elements_mut(&mut to[..key_floats(dim, parts)]));
-        *at = to.as_ptr();
+/// Returns sums of some columns that are not rescaled, but for what each has of its own.
+fn sums_of(cols: usize, prefetch: &mut PrefetchQueue) -> ValueSums<'_> {
+    ValueSums {
+        weights: &[],
+        cols,
+        spans: &[],
+        rows: 0,
+        rescale_prev: &ONES,
+        rescale_block: &ONES,
+        fresh: false,
+        out: &mut [],
+        out_stride: 0,
+        ends: None,
+        signs: WeightSigns::Any,
+        prefetch,
     }
-    at
+}
+
+/// Returns rows as values to be packed.
+fn to_pack(rows: AnyRows, size: [usize; 2], nonfinite: NonFinite) -> ValuesToPack {
+    ValuesToPack { values: ColumnValues::Elements(rows), size, nonfinite, packing: Packing::Needed }
+}
+
+/// Brings weights, floats so far, into the form of an arithmetic.
+fn prepare<S: Simd, A: Multiply>(s: S, scores: &mut [f32], spans: &Spans, rows: usize) {
+    let none = BlockValues::Rows { rows: Typed::F32(Rows::strided(core::ptr::null(), 0, 1)), readable: 0 };
+    // SAFETY: values of elements have no scales.
+    unsafe { A::prepare_weights(s, ScoreBlock { scores, spans, rows }, none, Arithmetic::Floats) }
+}
+
+/// Weights of rows and keys that are to be transposed, `[row][SCORE_STRIDE]`, keys in whole panels; and the rows' vectors.
+struct Transposed<'a> {
+    weights: &'a [f32],
+    rows: usize,
+    keys: Range<usize>,
+    x: &'a BlockRows,
+    /// Length of the vectors.
+    cols: usize,
+}
+
+impl Transposed<'_> {
+    /// Writes the weights of some keys, whole panels, a row for each key, filled up with zeros to whole panels of rows.
+    #[inline(always)]
+    fn write<S: Simd>(&self, s: S, keys: Range<usize>, out: &mut [f32]) {
+        for (n, first_row) in (0..self.rows).step_by(LANES).enumerate() {
+            let here = LANES.min(self.rows - first_row);
+            for key in keys.clone().step_by(LANES) {
+                let (mut rows, mut square) = ([[0.0; LANES]; LANES], [[0.0; LANES]; LANES]);
+                let from = self.weights[first_row * SCORE_STRIDE..].chunks(SCORE_STRIDE);
+                for (row, from) in rows.iter_mut().zip(from).take(here) {
+                    row.copy_from_slice(&from[key..key + LANES]);
+                }
+                // SAFETY: both are sixteen rows of sixteen floats.
+                unsafe {
+                    s.transpose(rows.as_ptr().cast(), size_of_val(&rows[0]) as isize, square.as_mut_ptr().cast());
+                }
+                for (to, of_key) in out.chunks_exact_mut(SCORE_STRIDE).skip(key - keys.start).zip(&square) {
+                    to[n * LANES..(n + 1) * LANES].copy_from_slice(of_key);
+                }
+            }
+        }
+    }
+}
+
+/// Adds to sums, a row for each key, the products of transposed weights and the rows' vectors.
+///
+/// # Safety
+/// The rows are readable, as many as the block has.
+unsafe fn add_transposed<S: Simd, A: Multiply>(
+    s: S,
+    block: Transposed<'_>,
+    packed: &mut PackedOperands<'_>,
+    sums: &mut [f32],
+    prefetch: &mut PrefetchQueue,
+) {
+    let Transposed { rows, x, cols, .. } = block;
+    let (width, tile_rows) = (cols.next_multiple_of(LANES), A::tile_rows::<S>());
+    let nonfinite = if x.nonfinite.is_empty() { NonFinite::Ignored } else { NonFinite::Handled };
+    // SAFETY: the caller guarantees the rows.
+    let values = unsafe { A::pack_values(s, to_pack(x.given(), [rows, cols], nonfinite), packed.rows) };
+    let whole = [Span::new(0, rows, false); MAX_ROW_BLOCK];
+    for first in block.keys.clone().step_by(A::ROW_BLOCK) {
+        let keys = first..block.keys.end.min(first + A::ROW_BLOCK);
+        let (n, spans) = (keys.len(), Spans::of(&whole[..keys.len().div_ceil(tile_rows)], tile_rows));
+        s.vectorize(
+            #[inline(always)]
+            || block.write(s, keys, packed.weights),
+        );
+        prepare::<S, A>(s, packed.weights, &spans, n);
+        let (weights, out) = (&*packed.weights, &mut sums[first * width..]);
+        let of_keys = sums_of(cols, prefetch);
+        let mut sums = ValueSums { weights, spans: &spans, rows: n, out, out_stride: width, ..of_keys };
+        // SAFETY: values are packed, a row for each of the weights of a key.
+        unsafe { A::sums(s, &mut sums, values) }
+    }
 }

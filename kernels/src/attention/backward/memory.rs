@@ -6,6 +6,7 @@ use crate::attention::steps::key_sums::Chain;
 use crate::matmul::bf16_parts;
 use crate::simd::LANES;
 use crate::simd::aligned::{AlignedBuf, SharedFloats};
+use crate::simd::tiles::BLOCK;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Progress;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -207,12 +208,12 @@ pub(crate) struct Own<'a> {
     pub(crate) total: KeyGradients<'a>,
     /// Gradients in the parameters of the score function, summed over the column.
     pub(crate) parameters: &'a mut [f64],
-    /// Operands of a matrix unit; empty if none multiplies.
-    pub(crate) unit: UnitOperands<'a>,
+    /// Operands of products of bfloat16; empty if floats are multiplied.
+    pub(crate) packed: PackedOperands<'a>,
 }
 
-/// Operands of a matrix unit, in parts ([`bf16_parts`]).
-pub(crate) struct UnitOperands<'a> {
+/// Operands of products of bfloat16.
+pub(crate) struct PackedOperands<'a> {
     /// Values as keys are packed, and keys as values are.
     pub(crate) values: &'a mut [f32],
     pub(crate) keys: &'a mut [f32],
@@ -220,7 +221,7 @@ pub(crate) struct UnitOperands<'a> {
     pub(crate) d_out: &'a mut [f32],
     /// Output gradients or queries, as values are packed.
     pub(crate) rows: &'a mut [f32],
-    /// Weights or gradients of scores: a row for each key, or for each query row.
+    /// Weights or gradients of scores, `[key or row][SCORE_STRIDE]`.
     pub(crate) weights: &'a mut [f32],
 }
 
@@ -283,8 +284,7 @@ impl BackwardScratch {
         let [d, e] = [tiling.head_dim, tiling.value_dim].map(|dim| dim.next_multiple_of(LANES));
         let (block, rows) = (MAX_ROW_BLOCK * SCORE_STRIDE, MAX_ROW_BLOCK);
         let [keys, values] = [d, e].map(|dim| KEY_BLOCK * dim);
-        let of_unit = Self::unit_lengths(tiling);
-        let [unit_values, unit_keys, unit_d_out, unit_rows, unit_weights] = of_unit;
+        let [packed_values, packed_keys, packed_d_out, packed_rows, packed_weights] = Self::packed_lengths(tiling);
         [
             block,
             block,
@@ -298,23 +298,25 @@ impl BackwardScratch {
             values,
             keys,
             values,
-            unit_values,
-            unit_keys,
-            unit_d_out,
-            unit_rows,
-            unit_weights,
+            packed_values,
+            packed_keys,
+            packed_d_out,
+            packed_rows,
+            packed_weights,
         ]
     }
 
-    /// Returns the lengths in floats of the operands of a matrix unit, in the order of [`UnitOperands`].
-    fn unit_lengths(tiling: &Tiling) -> [usize; 5] {
+    /// Returns the lengths in floats of the operands of products of bfloat16, in the order of [`PackedOperands`].
+    fn packed_lengths(tiling: &Tiling) -> [usize; 5] {
         let ([d, e], parts) = ([tiling.head_dim, tiling.value_dim], tiling.parts);
+        if parts == 0 {
+            return [0; 5];
+        }
         let [of_keys, of_rows] = [KEY_BLOCK, MAX_ROW_BLOCK].map(|n| bf16_parts::value_floats(n, parts));
-        let weights = (KEY_BLOCK * of_rows).max(MAX_ROW_BLOCK * of_keys);
-        let d_out = MAX_ROW_BLOCK * bf16_parts::key_floats(e, parts);
-        let values = KEY_BLOCK * bf16_parts::key_floats(e, parts);
-        let keys = of_keys * d.next_multiple_of(LANES);
-        [values, keys, d_out, of_rows * d.max(e).next_multiple_of(LANES), weights]
+        let of_value = bf16_parts::key_floats(e, parts);
+        let [of_keys, of_rows] = [(of_keys, d), (of_rows, d.max(e))].map(|(n, dim)| n * dim.next_multiple_of(LANES));
+        let weights = MAX_ROW_BLOCK.max(2 * BLOCK) * SCORE_STRIDE;
+        [KEY_BLOCK * of_value, of_keys, MAX_ROW_BLOCK * of_value, of_rows, weights]
     }
 
     /// Returns the scratch of the scores, and the parts of the rest, with memory for gradients in `parameters` parameters.
@@ -325,15 +327,15 @@ impl BackwardScratch {
         assert!(self.try_reserve(tiling, parameters), "no memory for a worker's scratch");
         let mut rest = self.own.floats_mut();
         let cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
-        let [gradients, derivatives, biased, values, keys, q, d_out, out, k, v, all_k, all_v, unit @ ..] =
+        let [gradients, derivatives, biased, values, keys, q, d_out, out, k, v, all_k, all_v, packed @ ..] =
             Self::lengths(tiling).map(cut);
-        let [unit_values, unit_keys, unit_d_out, rows, weights] = unit;
-        let unit = UnitOperands { values: unit_values, keys: unit_keys, d_out: unit_d_out, rows, weights };
+        let [packed_values, packed_keys, packed_d_out, rows, weights] = packed;
+        let packed = PackedOperands { values: packed_values, keys: packed_keys, d_out: packed_d_out, rows, weights };
         let (head, total) = (KeyGradients { k, v }, KeyGradients { k: all_k, v: all_v });
         let parameters = &mut self.parameters[..parameters];
         (
             ScoreScratch { scratch: &mut self.scores, derivatives, biased },
-            Own { gradients, values, keys, q, d_out, out, chain: Chain::OfBlock, head, total, parameters, unit },
+            Own { gradients, values, keys, q, d_out, out, chain: Chain::OfBlock, head, total, parameters, packed },
         )
     }
 }

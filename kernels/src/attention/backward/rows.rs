@@ -14,6 +14,8 @@ use crate::tensor::view::View;
 /// Rows of a tensor that belong to a row block, each contiguous floats in whole vectors.
 pub(crate) struct BlockRows {
     rows: Rows<f32>,
+    /// Rows of the tensor itself.
+    given: AnyRows,
     /// Address of each row.
     at: [*const f32; MAX_ROW_BLOCK],
     n: usize,
@@ -42,6 +44,21 @@ impl BlockRows {
         &self.at[..self.n]
     }
 
+    /// Returns the rows of the tensor itself.
+    pub(crate) fn given(&self) -> AnyRows {
+        self.given
+    }
+
+    /// Returns one of the rows, of finite elements: that of the tensor itself, or else its copy.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub(crate) fn row(&self, n: usize) -> AnyRows {
+        assert!(n < self.n, "no such row");
+        // SAFETY: there is such a row, and it is one of both.
+        unsafe { if self.nonfinite.has(n) { Typed::F32(self.rows.rows_from(n)) } else { self.given.rows_from(n) } }
+    }
+
     /// Returns the rows, which are evenly spaced, and their number.
     pub(crate) fn evenly(&self) -> (Rows<f32>, usize) {
         (self.rows, self.n)
@@ -59,14 +76,15 @@ impl<S: Simd> AttentionTask<'_, S> {
         let width = dim.next_multiple_of(LANES);
         assert!(n <= MAX_ROW_BLOCK && copy.len() >= n * width, "more rows than a row block");
         let rows = Rows::strided(core::ptr::null(), width as isize, 1);
-        let mut block =
-            BlockRows { rows, at: [core::ptr::null(); MAX_ROW_BLOCK], n, nonfinite: NonFiniteRows::default() };
+        let (at, nonfinite_rows) = ([core::ptr::null(); MAX_ROW_BLOCK], NonFiniteRows::default());
+        let mut block = BlockRows { rows, given: Typed::F32(rows), at, n, nonfinite: nonfinite_rows };
         let Some((row, alike)) = self.stretches(0..n).next() else { return block };
         assert!(alike == n, "rows of several heads");
         // SAFETY: the caller guarantees that the task's rows are inside the tensor; they are of one head, so they are
         // evenly spaced.
         unsafe {
             let rows = tensor.rows(row.q_batch, row.head, row.at);
+            block.given = rows;
             if nonfinite == NonFinite::Handled && !finite::all_finite(self.s, rows, n, dim) {
                 for i in 0..n {
                     let finite = finite::all_finite(self.s, rows.rows_from(i), 1, dim);

@@ -19,6 +19,13 @@ use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::{LANES, QUIET_NAN, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 
+/// Gradients that are sums over query rows.
+#[derive(Clone, Copy)]
+pub(crate) enum Of {
+    Keys,
+    Values,
+}
+
 /// Scores of a row block against the column's keys, which become weights, and the rows they belong to.
 pub(crate) struct TileScores<'b> {
     pub(crate) scores: &'b mut [f32],
@@ -201,7 +208,7 @@ impl<S: Simd> Column<'_, S> {
         let in_parts = self.pass.part.sums.is_some();
         if in_parts || self.pass.gradients.v.is_some() {
             // SAFETY: the caller guarantees the rows.
-            unsafe { self.add_value_gradients(task, tile, own) }
+            unsafe { self.add_key_sums(task, tile, Of::Values, own) }
         }
         if let Some(derivatives) = &tile.copies.derivatives {
             let block = ScoreBlock { scores: own.gradients, spans: tile.spans, rows: rows_of(task) };
@@ -209,7 +216,7 @@ impl<S: Simd> Column<'_, S> {
         }
         if in_parts || self.pass.gradients.k.is_some() {
             // SAFETY: the caller guarantees the rows.
-            unsafe { self.add_score_gradients(task, tile, own) }
+            unsafe { self.add_key_sums(task, tile, Of::Keys, own) }
         }
     }
 

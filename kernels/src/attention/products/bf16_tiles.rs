@@ -299,7 +299,7 @@ impl<S: Simd, W: WeightForm<S>> WeightForm<S> for InParts<W> {
 
 /// Weights as the model of the unit reads them.
 #[cfg(matrix_unit_model)]
-pub(crate) mod model {
+mod model {
     use crate::attention::steps::softmax::WeightForm;
     use crate::simd::exp::ForBf16;
     use crate::simd::portable::tiles::flushed;
@@ -307,7 +307,7 @@ pub(crate) mod model {
     use crate::tensor::element::{Bf16, Element};
 
     /// Weights as bfloat16, as AVX512_BF16 rounds them: the pair of keys 2i and 2i + 1 lies where the score of key i was.
-    pub(crate) struct Rounded;
+    pub(super) struct Rounded;
 
     impl<S: Simd> WeightForm<S> for Rounded {
         const IN_PLACE: bool = false;

@@ -7,7 +7,6 @@
 use crate::attention::call::Call;
 use crate::attention::call::row_mods::Given;
 use crate::attention::products::multiply::{Arithmetic, Multiply};
-use crate::matmul::bf16_parts;
 use crate::matmul::operands::Floats;
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
@@ -16,7 +15,6 @@ use crate::tensor::element::{Dtype, Precision};
 
 pub(crate) mod bf16_tiles;
 mod floats;
-pub(crate) mod gradient_tiles;
 mod int4;
 pub(crate) mod int8;
 pub(crate) mod int8_tiles;
@@ -101,17 +99,12 @@ impl Products {
         Self { keys, values, weights: if rounds { values } else { Arithmetic::Floats } }
     }
 
-    /// Decides on the arithmetic of a call's backward pass: bfloat16 by a matrix unit, as in the forward pass, or floats.
+    /// Decides on the arithmetic of a call's backward pass: bfloat16 as in the forward pass, or floats.
     pub(crate) fn of_backward<S: Simd>(s: S, call: &Call<'_>) -> Self {
         let products = Self::of(s, call, Given::default());
-        let by_unit = products.parts() > 0 && products.keys == products.values;
-        let arithmetic = if by_unit { products.keys } else { Arithmetic::Floats };
+        let alike = products.parts() > 0 && products.keys == products.values;
+        let arithmetic = if alike { products.keys } else { Arithmetic::Floats };
         Self { keys: arithmetic, values: arithmetic, weights: Arithmetic::Floats }
-    }
-
-    /// Returns the number of bfloat16 parts of numbers of a type; 0 if operands have none.
-    pub(crate) fn parts_of(self, dtype: Dtype) -> usize {
-        bf16_parts::count(dtype).min(self.parts())
     }
 
     /// Returns the number of rows of a tile.

@@ -26,6 +26,7 @@ use crate::tensor::rows::Rows;
 impl Multiply for Bf16Pairs {
     const ROUNDS_IN_SOFTMAX: bool = true;
     const PRODUCTS: [f64; 2] = [2.0; 2];
+    const PARTS: usize = 1;
 
     fn query_floats(head_dim: usize) -> usize {
         head_dim.div_ceil(2)
