@@ -16,8 +16,8 @@ use sdpa_kernels::{
 };
 
 /// Division of a backward problem of one shape into tasks: key blocks, each with all the query rows that see it. Of the
-/// plan, only the instruction set can change bits of the result: without FMA, or by its matrix unit, where the
-/// [`Precision`](crate::Precision) allows one.
+/// plan, only the instruction set can change bits of the result: without FMA, or with another [`Precision`](crate::Precision)
+/// than `Exact`.
 ///
 /// ```
 /// # use sdpa::{Attention, BackwardPlan, Exec, Gradients, Inputs, Saved, View};
