@@ -24,7 +24,8 @@ const RESTS: &str = "a second column (Outputs::lse) for rows beyond ±256, where
 ///
 /// Each push adds to the sums of the gradients of its keys and values, in a [`KeyGradientSums`]; rows may be on several machines,
 /// and sums go from one to the next. The gradients have the bits of one call if keys are cut at multiples of 256, each stretch of
-/// rows says which is its first ([`Self::starting_at`]), and the sums of some keys pass through all stretches in order.
+/// rows says which is its first ([`Self::starting_at`]), and the sums of some keys pass through all stretches in order. They are those
+/// of [`Precision::Exact`](crate::Precision::Exact), whatever the settings say.
 ///
 /// ```
 /// use sdpa::parts::{BackwardState, KeyGradientShape, KeyGradientSums};
