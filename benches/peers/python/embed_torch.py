@@ -1,10 +1,9 @@
 """torch: BERT in its plain operations, with its fused attention, on the same weights."""
 
-import json
-import pathlib
-
 import torch
 from torch.nn.functional import embedding, gelu, layer_norm, linear, normalize, scaled_dot_product_attention
+
+import bert
 
 
 class Peer:
@@ -16,26 +15,12 @@ class Peer:
 
     def prepare(self, texts):
         torch.set_num_threads(texts["threads"])
-        folder = pathlib.Path(texts["model"])
-        self.config = json.loads((folder / "config.json").read_text())
         self.dtype = torch.float64 if texts["exact"] else torch.float32
-        self.weights = read_safetensors(folder / "model.safetensors", self.dtype)
-        self.fuse_projections()
+        self.config, weights = bert.load(texts["model"])
+        self.weights = {name: torch.from_numpy(weight).to(self.dtype) for name, weight in weights.items()}
         self.tokens = texts["tokens"]
         self.batches = texts["batches"][self.batching]
-        return {
-            "padded": "BERT in torch operations, all texts in one batch, padded",
-            "sorted": "BERT in torch operations, eight texts at a time, sorted by length, padded",
-            "single": "BERT in torch operations, one text at a time",
-        }[self.batching]
-
-    def fuse_projections(self):
-        """Queries, keys and values of a layer by one multiplication."""
-        for layer in range(self.config["num_hidden_layers"]):
-            prefix = f"encoder.layer.{layer}.attention.self."
-            for part in "weight", "bias":
-                each = [self.weights.pop(f"{prefix}{name}.{part}") for name in ("query", "key", "value")]
-                self.weights[f"{prefix}qkv.{part}"] = torch.cat(each)
+        return f"BERT in torch operations, {bert.WAYS[self.batching]}"
 
     def run(self):
         self.answer = torch.empty(len(self.tokens), self.config["hidden_size"], dtype=self.dtype)
@@ -79,18 +64,3 @@ class Peer:
 
     def output(self):
         return self.answer.numpy()
-
-
-def read_safetensors(file, dtype):
-    """A header in JSON, then plain numbers: no package needed."""
-    data = file.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in header.items():
-        if entry["dtype"] == "F32":
-            first, last = entry["data_offsets"]
-            numbers = torch.frombuffer(bytearray(data[start + first : start + last]), dtype=torch.float32)
-            tensors[name] = numbers.view(entry["shape"]).to(dtype)
-    return tensors

@@ -25,12 +25,29 @@ from worker import Unsupported
 class Peer:
     version = torch.__version__
 
-    def __init__(self):
+    def __init__(self, precision=None):
+        # Of products of f32; torch's own choice is "highest".
+        self.precision = precision
         torch.inference_mode().__enter__()
         # The fused path or an error: nothing falls back in silence.
         sdpa_kernel(SDPBackend.FLASH_ATTENTION).__enter__()
 
     def prepare(self, fields):
+        if self.precision is None:
+            return self.prepare_way(fields)
+        torch.set_float32_matmul_precision(self.precision)
+        how = self.prepare_way(fields)
+        answers = []
+        for precision in "highest", self.precision:
+            torch.set_float32_matmul_precision(precision)
+            self.run()
+            answers.append(self.answer)
+        setting = f'set_float32_matmul_precision("{self.precision}")'
+        if torch.equal(*answers):
+            raise Unsupported(f"{setting} changes no bit of torch's result here")
+        return f"{how}, {setting}; its result differs from torch's"
+
+    def prepare_way(self, fields):
         case = self.case = Case(fields)
         if case.head_dim != case.value_dim and not case.latent:
             raise Unsupported("head_dim and value_dim must be equal")

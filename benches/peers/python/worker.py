@@ -31,7 +31,8 @@ def peer_by(word, name):
         return importlib.import_module(f"embed_{name.split('-')[0]}").Peer(name)
     if word == "backward-worker":
         return importlib.import_module(f"backward_{name}").Peer()
-    return importlib.import_module(f"with_{name}").Peer()
+    module, *setting = name.split("-")
+    return importlib.import_module(f"with_{module}").Peer(*setting)
 
 
 def main(word, name):

@@ -2,7 +2,7 @@
 
 use crate::args::{Args, Part};
 use crate::case::Case;
-use crate::elements::Elements;
+use crate::elements::{Elements, Limits};
 use crate::failure::Result;
 use crate::peer::OURS;
 use crate::peers::PEERS;
@@ -35,7 +35,7 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
                 body: Case::write(&tensors, threads, session.folder())?,
                 work: work(workload, elements),
                 rows_checked: reference.rows(),
-                wrong: elements.wrong(reference.largest()),
+                limits: Limits::of(elements, reference.largest()),
             };
             drop(tensors);
             workers.run(&mut session, &task, |out| Ok(vec![reference.error(out)?]))?;

@@ -6,13 +6,14 @@ mod ours;
 
 use crate::args::{Args, Part};
 use crate::case::{self, Case};
-use crate::elements::{Elements, WRONG};
+use crate::elements::{Elements, Limits, WRONG};
 use crate::failure::Result;
-use crate::peer::{Entry, Home, OURS, Peer, python, rust};
+use crate::peer::{ACCURATE, Entry, Home, NATIVE, OURS, Peer, python, rust};
 use crate::rounded::{Qkv, Rounded};
 use crate::session::{Session, Task, Workers};
 use crate::support::{self, Workload};
 use crate::table::{self, Report, Work, aligned};
+use ours::Way;
 use rayon::prelude::*;
 use sdpa::{Inputs, Mods, Shape, View, naive};
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,8 @@ const BOTH: &[Elements] = &[Elements::F32, Elements::Bf16];
 
 const ENTRIES: &[Entry] = &[
     rust(OURS, "sdpa").takes(BOTH),
+    rust(NATIVE, "sdpa").takes(&[Elements::Bf16]),
+    rust(ACCURATE, "sdpa").takes(BOTH),
     rust(WIDE, "sdpa").takes(&[Elements::Bf16]),
     rust("unfused", "matrixmultiply"),
     #[cfg(feature = "candle")]
@@ -54,9 +57,11 @@ pub(crate) fn rust_peer(name: &str) -> Option<(Box<dyn Peer<Step>>, &'static str
     let entry = ENTRIES.iter().find(|entry| entry.name == name)?;
     let Home::Rust { package } = entry.home else { return None };
     let peer: Box<dyn Peer<Step>> = match name {
-        OURS => Box::new(ours::Ours::fused()),
-        WIDE => Box::new(ours::Ours::wide()),
-        "unfused" => Box::new(ours::Ours::unfused()),
+        OURS => Box::new(ours::Ours::new(Way::Exact)),
+        NATIVE => Box::new(ours::Ours::new(Way::Native)),
+        ACCURATE => Box::new(ours::Ours::new(Way::Accurate)),
+        WIDE => Box::new(ours::Ours::new(Way::Wide)),
+        "unfused" => Box::new(ours::Ours::new(Way::Unfused)),
         #[cfg(feature = "candle")]
         "candle" => Box::new(candle::Plain::default()),
         _ => return None,
@@ -84,7 +89,7 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
                 body,
                 work: Work::Flops(3.5 * workload.flops() as f64),
                 rows_checked: reference.rows(),
-                wrong: wrong(elements),
+                limits: Limits { own: wrong(elements), in_bf16: wrong(Elements::Bf16) },
             };
             workers.run(&mut session, &task, |gradients| reference.errors(gradients))?;
         }
@@ -234,24 +239,28 @@ mod tests {
     fn rust_peers_are_right() {
         let folder = Folder::new().unwrap();
         let odd = *support::WORKLOADS.iter().find(|workload| workload.name == "odd").unwrap();
-        let tensors = Tensors::new(odd, Elements::F32);
-        let reference = Reference::compute(&tensors).unwrap();
-        let case = Case::write(&tensors.rounded, 2, folder.as_ref()).unwrap();
-        let step = Step { case, d_out: folder.path("d_out") };
-        case::write(&step.d_out, &tensors.d_out).unwrap();
-        for entry in ENTRIES.iter().filter(|entry| entry.elements.contains(&Elements::F32)) {
-            let Some((mut peer, _)) = rust_peer(entry.name) else { continue };
-            if peer.supports(&step).is_err() {
-                continue;
+        // Gradients rounded to bf16, and those by products of it, are off by some of its steps.
+        for (elements, limit) in [(Elements::F32, WRONG), (Elements::Bf16, 1.0 / 32.0)] {
+            let tensors = Tensors::new(odd, elements);
+            let reference = Reference::compute(&tensors).unwrap();
+            let case = Case::write(&tensors.rounded, 2, folder.as_ref()).unwrap();
+            let step = Step { case, d_out: folder.path("d_out") };
+            case::write(&step.d_out, &tensors.d_out).unwrap();
+            for entry in ENTRIES.iter().filter(|entry| entry.elements.contains(&elements)) {
+                let Some((mut peer, _)) = rust_peer(entry.name) else { continue };
+                if peer.supports(&step).is_err() {
+                    continue;
+                }
+                peer.prepare(&step).unwrap();
+                peer.run().unwrap();
+                let gradients = peer.output().unwrap();
+                let errors = reference.errors(&gradients).unwrap();
+                let right = errors.iter().all(|&error| error < limit);
+                assert!(right, "{}, {}: {errors:?}", entry.name, elements.name());
+                let mut wrong = gradients;
+                wrong[7] += 0.5;
+                assert!((reference.errors(&wrong).unwrap()[0] - 0.5).abs() < limit);
             }
-            peer.prepare(&step).unwrap();
-            peer.run().unwrap();
-            let gradients = peer.output().unwrap();
-            let errors = reference.errors(&gradients).unwrap();
-            assert!(errors.iter().all(|&error| error < WRONG), "{}: {errors:?}", entry.name);
-            let mut wrong = gradients;
-            wrong[7] += 0.5;
-            assert!((reference.errors(&wrong).unwrap()[0] - 0.5).abs() < 1e-5);
         }
     }
 }

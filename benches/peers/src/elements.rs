@@ -66,20 +66,41 @@ impl Elements {
     }
 }
 
-/// Type in which a peer sums weighted values that are kept in f16.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sums {
-    F32,
-    F16,
+/// What an answer may be off by before it counts as wrong.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Computed in the elements of the task.
+    pub(crate) own: f64,
+    /// Computed in bf16, whatever the elements are.
+    pub(crate) in_bf16: f64,
 }
 
-impl Sums {
-    /// How many times as much an answer may be off by as [`Elements::wrong`] says. A sum in f16 is rounded by up to 2⁻¹² of
-    /// itself at every key: by chance, √n times that over n keys, 1/32 for 16384, and some outputs have four times as much.
-    pub(crate) fn allowance(self, elements: Elements) -> f64 {
+impl Limits {
+    /// Those of an output in which `largest` is the largest magnitude.
+    pub(crate) fn of(elements: Elements, largest: f64) -> Self {
+        Self { own: elements.wrong(largest), in_bf16: Elements::Bf16.wrong(largest) }
+    }
+}
+
+/// Rounding within a peer, beside that of the elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    /// None: products and sums in f32.
+    Exact,
+    /// Sums of weighted values in f16, if values are f16.
+    SumsInF16,
+    /// Factors of products may be rounded to bf16.
+    FactorsToBf16,
+}
+
+impl Rounding {
+    /// What an answer may be off by. A sum in f16 is rounded by up to 2⁻¹² of itself at every key: by chance, √n times that
+    /// over n keys, 1/32 for 16384, and some outputs have four times as much.
+    pub(crate) fn limit(self, elements: Elements, limits: Limits) -> f64 {
         match (self, elements) {
-            (Self::F16, Elements::F16) => 32.0,
-            _ => 1.0,
+            (Self::SumsInF16, Elements::F16) => 32.0 * limits.own,
+            (Self::FactorsToBf16, _) => limits.in_bf16.max(limits.own),
+            _ => limits.own,
         }
     }
 }

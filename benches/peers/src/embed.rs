@@ -4,9 +4,11 @@
 mod candle;
 mod ours;
 mod texts;
+#[cfg(feature = "tract")]
+mod tract;
 
 use crate::args::{Args, Part};
-use crate::elements::{Elements, WRONG};
+use crate::elements::{Elements, Limits, Rounding, WRONG};
 use crate::failure::Result;
 use crate::peer::{Entry, Home, OURS, Peer, python, rust};
 use crate::session::{Session, Task, Workers};
@@ -17,6 +19,9 @@ use tokenizers::Tokenizer;
 
 /// Texts of a batch that is sorted by length.
 const BUCKET: usize = 8;
+
+/// Largest error of an embedding, of length 1, that does not count as wrong if products are of bf16.
+const WRONG_IN_BF16: f64 = 1.0 / 64.0;
 
 /// Texts as tokens, and the model that embeds them: mean over a text's tokens, then length 1.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,6 +62,9 @@ impl Batches {
     }
 }
 
+#[cfg(feature = "tract")]
+const TRACT: &str = "tract-core";
+
 #[cfg(feature = "candle")]
 const CANDLE: &str = "candle-transformers";
 
@@ -69,20 +77,43 @@ const WAYS: &[Entry] = &[
     rust("candle-sorted", CANDLE),
     #[cfg(feature = "candle")]
     rust("candle-single", CANDLE),
+    #[cfg(feature = "tract")]
+    rust("tract-padded", TRACT),
+    #[cfg(feature = "tract")]
+    rust("tract-sorted", TRACT),
+    #[cfg(feature = "tract")]
+    rust("tract-single", TRACT),
+    // With TRACT_AMX_BF16.
+    #[cfg(feature = "tract")]
+    rust("tract-bf16-padded", TRACT).rounds(Rounding::FactorsToBf16),
+    #[cfg(feature = "tract")]
+    rust("tract-bf16-sorted", TRACT).rounds(Rounding::FactorsToBf16),
+    #[cfg(feature = "tract")]
+    rust("tract-bf16-single", TRACT).rounds(Rounding::FactorsToBf16),
     python("torch-padded"),
     python("torch-sorted"),
     python("torch-single"),
+    python("openvino-padded"),
+    python("openvino-sorted"),
+    python("openvino-single"),
+    // With a hint that bf16 will do.
+    python("openvino-bf16-padded").rounds(Rounding::FactorsToBf16),
+    python("openvino-bf16-sorted").rounds(Rounding::FactorsToBf16),
+    python("openvino-bf16-single").rounds(Rounding::FactorsToBf16),
 ];
 
 /// The code behind a name, and its package.
 pub(crate) fn rust_peer(name: &str) -> Option<(Box<dyn Peer<Texts>>, &'static str)> {
     let entry = WAYS.iter().find(|entry| entry.name == name)?;
     let Home::Rust { package } = entry.home else { return None };
-    #[cfg(feature = "candle")]
-    if name != OURS {
-        return Some((Box::new(candle::Bert::new(entry.name)), package));
-    }
-    Some((Box::new(ours::Bert::default()), package))
+    let peer: Box<dyn Peer<Texts>> = match package {
+        #[cfg(feature = "candle")]
+        CANDLE => Box::new(candle::Bert::new(entry.name)),
+        #[cfg(feature = "tract")]
+        TRACT => Box::new(tract::Bert::new(entry.name)),
+        _ => Box::new(ours::Bert::default()),
+    };
+    Some((peer, package))
 }
 
 pub(crate) fn compare(args: &Args) -> Result<Report> {
@@ -110,7 +141,7 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
             body: texts(false),
             work: Work::Tokens(total as f64),
             rows_checked: [tokens.len(); 2],
-            wrong: WRONG,
+            limits: Limits { own: WRONG, in_bf16: WRONG_IN_BF16 },
         };
         workers.run(&mut session, &task, |out| Ok(vec![error(out, &truth)?]))?;
     }

@@ -1,7 +1,8 @@
 //! Peer: the code that computes, and what is known of it by name.
 
-use crate::elements::{Elements, Sums};
+use crate::elements::{Elements, Rounding};
 use crate::failure::Result;
+use crate::support;
 
 /// Something that computes a task, in the program's own language.
 pub(crate) trait Peer<T> {
@@ -46,7 +47,7 @@ pub(crate) struct Entry {
     pub(crate) home: Home,
     /// Types of elements that it computes on.
     pub(crate) elements: &'static [Elements],
-    pub(crate) sums: Sums,
+    pub(crate) rounding: Rounding,
 }
 
 impl Entry {
@@ -55,8 +56,8 @@ impl Entry {
         Self { elements, ..self }
     }
 
-    pub(crate) const fn sums(self, sums: Sums) -> Self {
-        Self { sums, ..self }
+    pub(crate) const fn rounds(self, rounding: Rounding) -> Self {
+        Self { rounding, ..self }
     }
 
     pub(crate) const fn of(self, environment: Environment) -> Self {
@@ -71,17 +72,26 @@ impl Entry {
 
 /// A peer in this program, for f32.
 pub(crate) const fn rust(name: &'static str, package: &'static str) -> Entry {
-    Entry { name, home: Home::Rust { package }, elements: &[Elements::F32], sums: Sums::F32 }
+    Entry { name, home: Home::Rust { package }, elements: &[Elements::F32], rounding: Rounding::Exact }
 }
 
 /// A peer in Python, for f32.
 pub(crate) const fn python(name: &'static str) -> Entry {
-    Entry { name, home: Home::Python(Environment::Common), elements: &[Elements::F32], sums: Sums::F32 }
+    let home = Home::Python(Environment::Common);
+    Entry { name, home, elements: &[Elements::F32], rounding: Rounding::Exact }
 }
 
 /// Ours.
 pub(crate) const OURS: &str = "sdpa";
 /// Ours with the machine's own products of bf16.
 pub(crate) const NATIVE: &str = "sdpa-native";
+/// Ours with products of bf16 parts on a matrix unit.
+pub(crate) const ACCURATE: &str = "sdpa-accurate";
 /// Ours over the f32 that int8 caches are made from.
 pub(crate) const IN_F32: &str = "sdpa-f32";
+
+/// # Errors
+/// Why the instruction set that is measured has no matrix unit.
+pub(crate) fn on_matrix_unit() -> std::result::Result<(), String> {
+    support::isa().matrix_unit().map_err(|why| format!("no effect without a matrix unit: {why}"))
+}

@@ -15,14 +15,17 @@ mod rten;
 mod tract;
 
 use crate::case::Case;
-use crate::elements::{Elements, Sums};
-use crate::peer::{Entry, Environment, IN_F32, NATIVE, OURS, Peer, python, rust};
+use crate::elements::{Elements, Rounding};
+use crate::peer::{ACCURATE, Entry, Environment, IN_F32, NATIVE, OURS, Peer, python, rust};
 use ours::Way;
+
+const FLOATS: &[Elements] = &[Elements::F32, Elements::Bf16, Elements::F16];
 
 /// Ours first, then everyone that was built in or may be installed.
 pub(crate) const PEERS: &[Entry] = &[
     rust(OURS, "sdpa").takes(&Elements::ALL),
     rust(NATIVE, "sdpa").takes(&[Elements::Bf16]),
+    rust(ACCURATE, "sdpa").takes(FLOATS),
     rust(IN_F32, "sdpa").takes(&[Elements::Int8]),
     rust("unfused", "matrixmultiply"),
     #[cfg(feature = "gemm")]
@@ -39,12 +42,15 @@ pub(crate) const PEERS: &[Entry] = &[
     rust("burn", "burn-flex"),
     #[cfg(feature = "tract")]
     rust("tract", "tract-transformers"),
-    python("torch").takes(&[Elements::F32, Elements::Bf16, Elements::F16]),
+    python("torch").takes(FLOATS),
+    // set_float32_matmul_precision of these: products of f32 as of tf32, and of bf16.
+    python("torch-high").rounds(Rounding::FactorsToBf16),
+    python("torch-medium").rounds(Rounding::FactorsToBf16),
     python("onnxruntime").takes(&[Elements::F32, Elements::Bf16]),
     python("openvino").takes(&[Elements::F32, Elements::Bf16]),
     python("zentorch").takes(&[Elements::F32, Elements::Bf16]).of(Environment::Zentorch),
     // Of one row a head, and of few.
-    python("ggml").takes(&Elements::ALL).sums(Sums::F16),
+    python("ggml").takes(&Elements::ALL).rounds(Rounding::SumsInF16),
 ];
 
 /// The code behind a name.
@@ -52,6 +58,7 @@ pub(crate) fn rust_peer(name: &str) -> Option<Box<dyn Peer<Case>>> {
     let all: Vec<Box<dyn Peer<Case>>> = vec![
         Box::new(ours::Fused::new(Way::Exact)),
         Box::new(ours::Fused::new(Way::Native)),
+        Box::new(ours::Fused::new(Way::Accurate)),
         Box::new(ours::Fused::new(Way::InF32)),
         Box::new(ours::Unfused::default()),
         #[cfg(feature = "gemm")]

@@ -1,7 +1,7 @@
 //! One task at a time: all peers get ready, answer, are compared with the truth, and then run alternately.
 
 use crate::args::{Args, Part};
-use crate::elements::Elements;
+use crate::elements::{Elements, Limits};
 use crate::failure::Result;
 use crate::folder::Folder;
 use crate::neighbour::Neighbour;
@@ -122,8 +122,7 @@ pub(crate) struct Task<T> {
     pub(crate) body: T,
     pub(crate) work: Work,
     pub(crate) rows_checked: [usize; 2],
-    /// What an answer may be off by before it counts as wrong.
-    pub(crate) wrong: f64,
+    pub(crate) limits: Limits,
 }
 
 /// Who runs, on some number of threads.
@@ -245,7 +244,7 @@ impl Workers {
                 }
                 continue;
             }
-            let wrong = task.wrong * entry.sums.allowance(due.elements);
+            let wrong = entry.rounding.limit(due.elements, task.limits);
             match enter(worker, (&task.body, wrong), &errors, session) {
                 Ok(Entered::In { how, errors, timed }) => {
                     contenders.push(Contender { entry: *entry, worker, how, errors, timed });

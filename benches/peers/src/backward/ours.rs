@@ -4,19 +4,35 @@ use super::{Step, WIDE};
 use crate::case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peer::{OURS, Peer};
+use crate::peer::{ACCURATE, NATIVE, OURS, Peer, on_matrix_unit};
 use crate::rounded::Qkv;
 use crate::support;
-use sdpa::{Attention, BackwardPlan, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut, Workspace};
+use sdpa::{Attention, BackwardPlan, Exec, Gradients, Inputs, Outputs, Plan, Precision};
+use sdpa::{Saved, Shape, View, ViewMut, Workspace};
 use std::hint::black_box;
 
 /// Which passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Fused,
-    /// Fused, with output and gradients in f32 whatever the inputs are.
+pub(super) enum Way {
+    /// Fused, [`Precision::Exact`].
+    Exact,
+    /// Fused, [`Precision::Native`].
+    Native,
+    /// Fused, [`Precision::Accurate`].
+    Accurate,
+    /// Fused, [`Precision::Exact`], with output and gradients in f32 whatever the inputs are.
     Wide,
     Unfused,
+}
+
+impl Way {
+    fn precision(self) -> Precision {
+        match self {
+            Self::Native => Precision::Native,
+            Self::Accurate => Precision::Accurate,
+            Self::Exact | Self::Wide | Self::Unfused => Precision::Exact,
+        }
+    }
 }
 
 /// Forward and backward; checked and planned anew each run, workspaces kept.
@@ -42,19 +58,7 @@ struct Ready {
 }
 
 impl Ours {
-    pub(super) fn fused() -> Self {
-        Self::new(Way::Fused)
-    }
-
-    pub(super) fn wide() -> Self {
-        Self::new(Way::Wide)
-    }
-
-    pub(super) fn unfused() -> Self {
-        Self::new(Way::Unfused)
-    }
-
-    fn new(way: Way) -> Self {
+    pub(super) fn new(way: Way) -> Self {
         Self { way, ready: None, workspace: Workspace::new() }
     }
 }
@@ -89,7 +93,9 @@ const UNPREPARED: &str = "not prepared";
 impl Peer<Step> for Ours {
     fn name(&self) -> &'static str {
         match self.way {
-            Way::Fused => OURS,
+            Way::Exact => OURS,
+            Way::Native => NATIVE,
+            Way::Accurate => ACCURATE,
             Way::Wide => WIDE,
             Way::Unfused => "unfused",
         }
@@ -98,15 +104,20 @@ impl Peer<Step> for Ours {
     fn supports(&self, step: &Step) -> std::result::Result<(), String> {
         match self.way {
             Way::Unfused if step.case.softcap.is_some() => Err("no softcap".to_owned()),
+            Way::Native | Way::Accurate => on_matrix_unit(),
             _ => Ok(()),
         }
     }
 
     fn prepare(&mut self, step: &Step) -> Result<String> {
         let results = if self.way == Way::Wide { Elements::F32 } else { step.case.elements };
-        self.ready = Some(Ready::new(step, results)?);
+        let mut ready = Ready::new(step, results)?;
+        ready.attention = ready.attention.precision(self.way.precision());
+        self.ready = Some(ready);
         Ok(match self.way {
-            Way::Fused => "Problem::run and BackwardProblem::run, workspaces kept",
+            Way::Exact => "Problem::run and BackwardProblem::run, workspaces kept",
+            Way::Native => "as sdpa, with Precision::Native",
+            Way::Accurate => "as sdpa, with Precision::Accurate",
             Way::Wide => "as sdpa, output and gradients in f32",
             Way::Unfused => "benches/unfused: matrixmultiply's sgemm per head",
         }
@@ -122,7 +133,7 @@ impl Peer<Step> for Ours {
         let outputs = Outputs::new(out.view_mut(of_out)?).lse(ViewMut::bhl(lse, [batch, heads, rows])?);
         match self.way {
             Way::Unfused => sdpa_unfused::attention(attention, inputs, outputs, *exec)?,
-            Way::Fused | Way::Wide => {
+            _ => {
                 let problem = attention.problem(inputs, outputs)?;
                 let plan = Plan::new(&problem, *exec);
                 problem.run(&plan, &mut self.workspace);
@@ -133,7 +144,7 @@ impl Peer<Step> for Ours {
         let gradients = Gradients::new().q(dq.view_mut(of_q)?).k(dk.view_mut(of_k)?).v(dv.view_mut(of_v)?);
         match self.way {
             Way::Unfused => sdpa_unfused::attention_backward(attention, inputs, saved, gradients, *exec)?,
-            Way::Fused | Way::Wide => {
+            _ => {
                 let problem = attention.backward(inputs, saved, gradients)?;
                 let plan = BackwardPlan::new(&problem, *exec);
                 problem.run(&plan, &mut self.workspace)?;

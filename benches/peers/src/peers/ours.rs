@@ -3,7 +3,7 @@
 use crate::case::Case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peer::{IN_F32, NATIVE, OURS, Peer};
+use crate::peer::{ACCURATE, IN_F32, NATIVE, OURS, Peer, on_matrix_unit};
 use crate::rounded::Qkv;
 use crate::support;
 use crate::workloads::Values;
@@ -93,6 +93,8 @@ pub(super) enum Way {
     Exact,
     /// Elements of the case, [`Precision::Native`].
     Native,
+    /// Elements of the case, [`Precision::Accurate`].
+    Accurate,
     /// f32, from which the elements of the case are made.
     InF32,
 }
@@ -102,6 +104,7 @@ impl Way {
         match self {
             Self::Exact => OURS,
             Self::Native => NATIVE,
+            Self::Accurate => ACCURATE,
             Self::InF32 => IN_F32,
         }
     }
@@ -109,6 +112,7 @@ impl Way {
     fn precision(self) -> Precision {
         match self {
             Self::Native => Precision::Native,
+            Self::Accurate => Precision::Accurate,
             Self::Exact | Self::InF32 => Precision::Exact,
         }
     }
@@ -117,7 +121,7 @@ impl Way {
     fn of(self, case: &Case) -> Case {
         let elements = match self {
             Self::InF32 => Elements::F32,
-            Self::Exact | Self::Native => case.elements,
+            Self::Exact | Self::Native | Self::Accurate => case.elements,
         };
         Case { elements, ..case.clone() }
     }
@@ -143,11 +147,12 @@ impl Peer<Case> for Fused {
     }
 
     fn supports(&self, _: &Case) -> std::result::Result<(), String> {
-        let lacking = self.way == Way::Native && !support::isa().has_native_bf16();
-        if lacking {
-            Err("Native has no effect: no fast bf16 products (AMX, AVX512_BF16 of AMD, FEAT_BF16)".to_owned())
-        } else {
-            Ok(())
+        match self.way {
+            Way::Native if !support::isa().has_native_bf16() => {
+                Err("Native has no effect: no fast bf16 products (AMX, AVX512_BF16 of AMD, FEAT_BF16)".to_owned())
+            }
+            Way::Accurate => on_matrix_unit(),
+            Way::Exact | Way::Native | Way::InF32 => Ok(()),
         }
     }
 
