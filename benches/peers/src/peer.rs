@@ -91,6 +91,13 @@ pub(crate) const ACCURATE: &str = "sdpa-accurate";
 pub(crate) const IN_F32: &str = "sdpa-f32";
 
 /// # Errors
+/// That the instruction set that is measured has no fast products of bf16.
+pub(crate) fn on_fast_bf16() -> std::result::Result<(), String> {
+    let lacking = "Native has no effect: no fast bf16 products (AMX, AVX512_BF16 of AMD, FEAT_BF16)";
+    if support::isa().has_native_bf16() { Ok(()) } else { Err(lacking.to_owned()) }
+}
+
+/// # Errors
 /// Why the instruction set that is measured has no matrix unit.
 pub(crate) fn on_matrix_unit() -> std::result::Result<(), String> {
     support::isa().matrix_unit().map_err(|why| format!("no effect without a matrix unit: {why}"))

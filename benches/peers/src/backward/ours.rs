@@ -4,7 +4,7 @@ use super::{Step, WIDE};
 use crate::case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peer::{ACCURATE, NATIVE, OURS, Peer, on_matrix_unit};
+use crate::peer::{ACCURATE, NATIVE, OURS, Peer, on_fast_bf16, on_matrix_unit};
 use crate::rounded::Qkv;
 use crate::support;
 use sdpa::{Attention, BackwardPlan, Exec, Gradients, Inputs, Outputs, Plan, Precision};
@@ -104,7 +104,8 @@ impl Peer<Step> for Ours {
     fn supports(&self, step: &Step) -> std::result::Result<(), String> {
         match self.way {
             Way::Unfused if step.case.softcap.is_some() => Err("no softcap".to_owned()),
-            Way::Native | Way::Accurate => on_matrix_unit(),
+            Way::Native => on_fast_bf16(),
+            Way::Accurate => on_matrix_unit(),
             _ => Ok(()),
         }
     }

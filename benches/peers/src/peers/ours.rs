@@ -3,7 +3,7 @@
 use crate::case::Case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peer::{ACCURATE, IN_F32, NATIVE, OURS, Peer, on_matrix_unit};
+use crate::peer::{ACCURATE, IN_F32, NATIVE, OURS, Peer, on_fast_bf16, on_matrix_unit};
 use crate::rounded::Qkv;
 use crate::support;
 use crate::workloads::Values;
@@ -148,11 +148,9 @@ impl Peer<Case> for Fused {
 
     fn supports(&self, _: &Case) -> std::result::Result<(), String> {
         match self.way {
-            Way::Native if !support::isa().has_native_bf16() => {
-                Err("Native has no effect: no fast bf16 products (AMX, AVX512_BF16 of AMD, FEAT_BF16)".to_owned())
-            }
+            Way::Native => on_fast_bf16(),
             Way::Accurate => on_matrix_unit(),
-            Way::Exact | Way::Native | Way::InF32 => Ok(()),
+            Way::Exact | Way::InF32 => Ok(()),
         }
     }
 
