@@ -91,7 +91,7 @@ pub enum Precision {
     ///
     /// In one step of the unit, of 32 products of a sum as in [`Precision::Native`], the products of the smallest parts are added
     /// first. Sums are `f32`. Numbers and parts below 2⁻¹²⁶ count as 0. An infinite query, key or weight may make NaN where an exact
-    /// product is infinite.
+    /// product is infinite, and so may a weight or a gradient of a score from 3.39·10³⁸ on.
     ///
     /// This is [`Precision::Exact`] where there is no such unit ([`Isa::matrix_unit`](crate::Isa::matrix_unit) tells), and for caches
     /// of integers. Results have the same bits as far as those of [`Precision::Native`] have. Few rows take longer than with `Exact`:

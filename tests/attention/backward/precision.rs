@@ -4,9 +4,9 @@
 use super::oracle::{check, error};
 use super::support::Back;
 use crate::options::Case;
-use crate::options::elements::Elements;
+use crate::options::elements::{Elements, Rounded};
 use crate::support::{LAYOUTS, Rng, Tensor, execs};
-use sdpa::{Dropout, Dtype, Exec, Isa, Precision};
+use sdpa::{Dropout, Dtype, Exec, Gradients, Inputs, Isa, Precision, Saved, ViewMut};
 
 /// Sizes with several key blocks and row blocks, and with parts of steps.
 const SIZES: [[usize; 7]; 5] = [
@@ -98,5 +98,25 @@ fn native_gradients_are_near_exact_ones() {
                 assert!(off <= bound, "{sizes:?}, {isa}: off by {off}, of {}", largest(&wide));
             }
         }
+    }
+}
+
+/// Output gradients that are finite stay so when they are rounded: rows show nothing to the keys that they do not see.
+#[test]
+fn large_output_gradients_stay_in_their_rows() {
+    let sizes = [1, 1, 1, 6, 6, 16, 16];
+    let mut case = Case::plain(&mut Rng::new(1), sizes);
+    (case.causal, case.precision) = (true, Precision::Native);
+    let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| Rounded::new(x, Dtype::Bf16));
+    (case.q, case.k, case.v) = (q.wide.clone(), k.wide.clone(), v.wide.clone());
+    let (mut d_out, mut dv) = (Tensor::filled([1, 1, 6, 16], 1.0), Tensor::filled([1, 1, 6, 16], 0.0));
+    d_out.data[0] = 3.4e38;
+    for (isa, exec) in execs() {
+        let [out, lse] = Back { case: case.clone(), d_out: d_out.clone(), d_lse: None, dropout: None }.forward(exec);
+        let saved = Saved::new(out.view(), lse.view(), d_out.view());
+        let gradients = Gradients::new().v(ViewMut::bhld(&mut dv.data, dv.shape).unwrap());
+        let problem = case.attention().backward(Inputs::new(q.view(), k.view(), v.view()), saved, gradients);
+        problem.expect("a good call").run_once(exec).expect("memory");
+        assert!(dv.data[1..].iter().all(|x| x.is_finite()), "{isa}: {:?}", &dv.data[..32]);
     }
 }

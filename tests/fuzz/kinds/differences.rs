@@ -13,7 +13,7 @@ const STEP: f64 = 1e-5;
 pub(super) fn check(rng: &mut Rng) {
     let sizes = sizes_of(rng, 1..=1500);
     let case = draw_of(rng, Home::Tensors, sizes);
-    let mut back = Back::draw(rng, case);
+    let mut back = Back::draw(rng, case).unrounded();
     back.case.settings.softcap = back.case.settings.softcap.map(|cap| cap.max(0.5));
     if !back.is_tame() {
         return;

@@ -176,7 +176,7 @@ impl<S: Simd> Column<'_, S> {
                 let (out, of_rows) = (&mut memory[first * stride..], sums_of(cols, &mut tile.prefetch));
                 let (spans, fresh) = (&*spans, tile.fresh);
                 let mut sums = ValueSums { weights, spans, rows, fresh, out, out_stride: stride, ..of_rows };
-                // SAFETY: the caller guarantees the column's keys, packed in whole vectors.
+                // SAFETY: the caller guarantees the column's keys, packed in whole vectors; gradients beside spans are 0.
                 unsafe { A::sums(s, &mut sums, keys) }
             }
         });
@@ -275,7 +275,7 @@ unsafe fn add_transposed<S: Simd, A: Multiply>(
         let (weights, out) = (&*packed.weights, &mut sums[first * width..]);
         let of_keys = sums_of(cols, prefetch);
         let mut sums = ValueSums { weights, spans: &spans, rows: n, out, out_stride: width, ..of_keys };
-        // SAFETY: values are packed, a row for each of the weights of a key.
+        // SAFETY: values are packed, a row for each of the weights of a key, which end with zeros.
         unsafe { A::sums(s, &mut sums, values) }
     }
 }

@@ -143,7 +143,7 @@ impl<'a> BackwardLaunch<'a> {
     /// the gradients. A score function without a derivative makes NaN of them.
     ///
     /// # Panics
-    /// If there is a weight function. `sdpa` reports such calls, and a missing derivative, as errors.
+    /// If there is a weight function, or the tiling has no scratch for [parts](Call::backward_parts) of numbers. `sdpa` reports such calls, and a missing derivative, as errors.
     pub fn work(&self, stage: Stage, isa: Isa, scratch: &mut BackwardScratch, mods: AnyMods<'_>) {
         dispatch!(isa, |s| self.work_on(s, stage, scratch, mods.0));
     }

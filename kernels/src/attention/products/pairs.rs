@@ -12,10 +12,10 @@ use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax::{WeightForm, softmax};
 use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
-use crate::matmul::bf16_pairs;
 use crate::matmul::operands::{Bf16Pairs, HalfPair};
 use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
+use crate::matmul::{bf16_pairs, bf16_parts};
 use crate::simd::aligned::elements_mut;
 use crate::simd::exp::ForBf16;
 use crate::simd::{Bf16Dot, Bf16DotWork, Bf16x2, LANES, Simd};
@@ -152,7 +152,13 @@ pub(crate) unsafe fn pack_value_pairs<S: Simd>(s: S, values: ValuesToPack, out: 
         unsafe {
             match values {
                 ColumnValues::Pairs(pairs) => bf16_pairs::copy_values(s, pairs, [n, width], nonfinite, out),
-                values => bf16_pairs::pack_values(s, values.elements(), [n, cols], nonfinite, out),
+                values => match values.elements() {
+                    rows @ Typed::Bf16(_) => bf16_pairs::pack_values(s, rows, [n, cols], nonfinite, out),
+                    // Numbers that are finite stay so.
+                    rows => {
+                        bf16_parts::pack_values(s, rows, [n, cols], 1, nonfinite, out);
+                    }
+                },
             }
         }
     }
