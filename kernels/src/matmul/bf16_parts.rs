@@ -278,7 +278,11 @@ mod tests {
             assert!(parts.iter().all(|part| part.is_finite()), "{x:e}");
             let sum: f64 = parts.iter().map(|&part| f64::from(part)).sum();
             assert_eq!(sum + f64::from(rest), f64::from(x), "{x:e}");
-            assert!(f64::from(rest).abs() <= f64::from(x).abs() / f64::from(1 << 24) + 1e-45, "{x:e} leaves {rest:e}");
+            // Half a unit in the last place; of the smallest numbers, half a step.
+            assert!(
+                f64::from(rest).abs() <= f64::from(x).abs() / f64::from(1 << 24) + 4.7e-41,
+                "{x:e} leaves {rest:e}"
+            );
         }
     }
 
