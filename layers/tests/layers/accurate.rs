@@ -1,8 +1,9 @@
 //! `Precision::Accurate`: projections by a matrix unit, as exact as floats, with one answer however they are run; models take it whole.
 
 use crate::counting::counted;
-use crate::support::{Rng, UNWRITTEN, worst};
+use crate::support::{Rng, worst};
 use crate::tiny_bert::{CONFIG, Reference, model, source};
+use crate::vectors::{bits, normal, unwritten};
 use sdpa::{Attention, Exec, Isa, Precision};
 use sdpa_layers::{
     Activation, Bert, BertInput, Compute, FeedForward, LayerInput, Linear, MultiHeadAttention, MultiHeadInput, Norm,
@@ -12,19 +13,6 @@ use sdpa_layers::{
 const WIDTH: usize = 24;
 /// Width of the memory of cross-attention.
 const MEMORY: usize = 10;
-
-fn normal(n: usize, seed: u64) -> Vec<f32> {
-    let mut rng = Rng::new(seed);
-    (0..n).map(|_| rng.normal()).collect()
-}
-
-fn unwritten(n: usize) -> Vec<f32> {
-    vec![f32::from_bits(UNWRITTEN); n]
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
 
 /// Instruction sets with a matrix unit, if there are any.
 fn units() -> Vec<Isa> {

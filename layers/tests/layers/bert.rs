@@ -3,6 +3,7 @@
 use crate::counting::counted;
 use crate::support::{Rng, UNWRITTEN};
 use crate::tiny_bert::{CONFIG, Model, Reference, model, source};
+use crate::vectors::{bits, unwritten};
 use sdpa::{Bound, Error, Exec, Isa};
 use sdpa_layers::{Bert, BertInput, Compute, Pooling, Sequences, Tensor, normalise};
 use std::collections::HashMap;
@@ -11,14 +12,6 @@ const WIDTH: usize = CONFIG.hidden_size;
 
 fn bert(model: &Model) -> Bert {
     Bert::new(CONFIG, &source(model)).unwrap()
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
-
-fn unwritten(n: usize) -> Vec<f32> {
-    vec![f32::from_bits(UNWRITTEN); n]
 }
 
 fn embed(bert: &Bert, input: BertInput<'_>, count: usize, exec: Exec) -> Vec<f32> {

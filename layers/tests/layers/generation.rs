@@ -3,7 +3,8 @@
 use crate::counting::counted;
 use crate::fixture::{Fixture, assert_close};
 use crate::models::{Model, Params, gpt2, llama};
-use crate::support::{Rng, UNWRITTEN};
+use crate::support::UNWRITTEN;
+use crate::vectors::{normal, unwritten};
 use sdpa::{Alignment, Attention, Error, Exec, Isa, KvCache, KvShape, LayerCaches, View, Window, alibi_slopes};
 use sdpa_layers::{
     Activation, Compute, FeedForward, LayerInput, Linear, MultiHeadAttention, MultiHeadInput, Norm, NormOrder, Rope,
@@ -16,15 +17,6 @@ const TOLERANCE: f64 = 1e-5;
 const WIDTH: usize = 24;
 /// More than two blocks of 256 keys.
 const LEN: usize = 600;
-
-fn normal(n: usize, seed: u64) -> Vec<f32> {
-    let mut rng = Rng::new(seed);
-    (0..n).map(|_| rng.normal()).collect()
-}
-
-fn unwritten(n: usize) -> Vec<f32> {
-    vec![f32::from_bits(UNWRITTEN); n]
-}
 
 #[track_caller]
 fn assert_same(what: &str, got: &[f32], expected: &[f32]) {

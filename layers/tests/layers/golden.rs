@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 /// Calls of each kind.
 const OF_EACH: u64 = 40;
-/// The same with [`Precision::Accurate`]: a scalar model takes longer.
+/// Calls of each kind with [`Precision::Accurate`]: fewer, because a scalar model takes longer.
 const ACCURATE_OF_EACH: u64 = 10;
 
 /// A kind of calls.

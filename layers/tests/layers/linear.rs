@@ -2,21 +2,9 @@
 
 use crate::counting::counted;
 use crate::support::{Rng, UNWRITTEN};
+use crate::vectors::{bits, normal, unwritten};
 use sdpa::{Bound, Error, Exec, Isa};
 use sdpa_layers::{Compute, Linear, Weights};
-
-fn normal(n: usize, seed: u64) -> Vec<f32> {
-    let mut rng = Rng::new(seed);
-    (0..n).map(|_| rng.normal()).collect()
-}
-
-fn unwritten(n: usize) -> Vec<f32> {
-    vec![f32::from_bits(UNWRITTEN); n]
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
 
 fn forward(layer: &Linear, x: &[f32], exec: Exec) -> Vec<f32> {
     let mut out = unwritten(x.len() / layer.inputs() * layer.outputs());

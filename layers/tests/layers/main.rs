@@ -33,6 +33,7 @@ mod mistakes;
 mod norms;
 mod torch_layers;
 mod transformer;
+mod vectors;
 mod written;
 
 // Sizes beyond any machine's memory, which 32 bits cannot write down.

@@ -2,16 +2,13 @@
 
 use crate::counting::counted;
 use crate::support::{Rng, UNWRITTEN};
+use crate::vectors::bits;
 use sdpa::{Attention, Bound, Error, Exec, Isa, Mask, View, ViewMut, alibi_slopes};
 use sdpa_layers::{Compute, Linear, MultiHeadAttention, MultiHeadInput, Norm, Rope, RopePairs, Sequences, Weights};
 
 fn normal(n: usize, seed: u64) -> Vec<f32> {
     let mut rng = Rng::new(seed);
     (0..n).map(|_| rng.normal() / 4.0).collect()
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Sizes that are all different, so that none can stand in for another.

@@ -2,6 +2,7 @@
 
 use crate::counting::counted;
 use crate::support::{Rng, UNWRITTEN};
+use crate::vectors::{bits, unwritten};
 use sdpa::{Error, Exec, Isa};
 use sdpa_layers::{Compute, Norm};
 
@@ -65,14 +66,6 @@ impl Case {
 fn normal(n: usize, spread: f32, mean: f32, seed: u64) -> Vec<f32> {
     let mut rng = Rng::new(seed);
     (0..n).map(|_| mean + spread * rng.normal()).collect()
-}
-
-fn unwritten(n: usize) -> Vec<f32> {
-    vec![f32::from_bits(UNWRITTEN); n]
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
 }
 
 fn forward(norm: &Norm, x: &[f32], exec: Exec) -> Vec<f32> {

@@ -1,17 +1,8 @@
 //! Tables and rotary positions: against f64, in any arrangement of sequences, and what they refuse.
 
-use crate::support::Rng;
+use crate::vectors::{bits, normal};
 use sdpa::Exec;
 use sdpa_layers::{Compute, Embedding, Rope, RopePairs, Sequences};
-
-fn normal(n: usize, seed: u64) -> Vec<f32> {
-    let mut rng = Rng::new(seed);
-    (0..n).map(|_| rng.normal()).collect()
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
 
 #[test]
 fn sines_and_cosines_are_those_of_the_paper() {

@@ -1,7 +1,8 @@
 //! Feed-forward and transformer layers: the same bits however they are run, what they take of memory, what they refuse.
 
 use crate::counting::counted;
-use crate::support::{Rng, UNWRITTEN};
+use crate::support::UNWRITTEN;
+use crate::vectors::{bits, normal, unwritten};
 use sdpa::{Attention, Exec, Isa, Mask, View};
 use sdpa_layers::{
     Activation, Compute, FeedForward, LayerInput, Linear, MultiHeadAttention, Norm, NormOrder, Rope, RopePairs,
@@ -10,19 +11,6 @@ use sdpa_layers::{
 
 const WIDTH: usize = 24;
 const HIDDEN: usize = 40;
-
-fn normal(n: usize, seed: u64) -> Vec<f32> {
-    let mut rng = Rng::new(seed);
-    (0..n).map(|_| rng.normal()).collect()
-}
-
-fn unwritten(n: usize) -> Vec<f32> {
-    vec![f32::from_bits(UNWRITTEN); n]
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
 
 fn linear(outputs: usize, inputs: usize, seed: u64) -> Linear {
     let weights: Vec<f32> = normal(outputs * inputs, seed).iter().map(|w| w / (inputs as f32).sqrt()).collect();
