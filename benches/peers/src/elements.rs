@@ -66,7 +66,7 @@ impl Elements {
     }
 }
 
-/// What an answer may be off by before it counts as wrong.
+/// Limits of errors, beyond which an answer counts as wrong.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     /// Computed in the elements of the task.
@@ -94,7 +94,7 @@ pub(crate) enum Rounding {
 }
 
 impl Rounding {
-    /// What an answer may be off by. A sum in f16 is rounded by up to 2⁻¹² of itself at every key: by chance, √n times that
+    /// Returns the limit of an answer's error. A sum in f16 is rounded by up to 2⁻¹² of itself at every key: by chance, √n times that
     /// over n keys, 1/32 for 16384, and some outputs have four times as much.
     pub(crate) fn limit(self, elements: Elements, limits: Limits) -> f64 {
         match (self, elements) {

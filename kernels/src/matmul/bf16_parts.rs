@@ -68,19 +68,14 @@ pub(crate) const fn count(dtype: Dtype) -> usize {
     }
 }
 
-/// Returns the number of pairs of a query or key, in whole steps.
-pub(crate) fn pairs(head_dim: usize) -> usize {
-    head_dim.div_ceil(2).next_multiple_of(TILE)
+/// Returns the number of pairs of some numbers, in whole steps.
+pub(crate) fn pairs(numbers: usize) -> usize {
+    numbers.div_ceil(2).next_multiple_of(TILE)
 }
 
-/// Returns the number of floats that a key takes.
-pub(crate) fn key_floats(head_dim: usize, parts: usize) -> usize {
-    parts * pairs(head_dim)
-}
-
-/// Returns the number of floats that one column of the values of some keys takes.
-pub(crate) fn value_floats(keys: usize, parts: usize) -> usize {
-    parts * pairs(keys)
+/// Returns the number of floats that numbers which are paired take: those of a key, or of a column of the values of some keys.
+pub(crate) fn floats(numbers: usize, parts: usize) -> usize {
+    parts * pairs(numbers)
 }
 
 /// Returns the next part of a number, and what it leaves.
@@ -142,7 +137,7 @@ pub(crate) fn store_query<S: Simd>(s: S, query: &[f32], parts: usize, out: &mut 
 /// Keys to be packed in parts.
 #[derive(Clone, Copy)]
 pub(crate) enum KeyRows {
-    /// Rows, of which those after the first `n` of `all` are prefetched.
+    /// Rows; those after the first `n` of `all` are prefetched.
     Rows { rows: AnyRows, n: usize, all: usize },
     /// Packed panels, `[depth][16]`, of at least `n` keys.
     Panels { panels: AnyRows, n: usize },
@@ -157,7 +152,7 @@ pub(crate) unsafe fn pack_keys<S: Simd>(s: S, keys: KeyRows, d: usize, parts: us
         match keys {
             KeyRows::Rows { n, .. } | KeyRows::Panels { n, .. } => n,
         },
-        key_floats(d, parts) * LANES,
+        floats(d, parts) * LANES,
     );
     for (number, out) in out[..n.div_ceil(LANES) * panel].chunks_exact_mut(panel).enumerate() {
         for (step, first) in (0..d).step_by(STEP).enumerate() {

@@ -17,7 +17,7 @@ use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::nn::activation::{self, Activation};
-use crate::nn::linear_tiles::{self, PartedTask, PartedWeights};
+use crate::nn::linear_tiles::{self, MAX_ROWS, PartedTask, PartedWeights};
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
 use crate::simd::terms::Columns;
@@ -30,14 +30,9 @@ use crate::tensor::rows::Rows;
 use crate::work_queue::Queue;
 use core::marker::PhantomData;
 
-/// Largest number of rows of a task. 96 rows of 768 floats are 295 KB: with 64 columns of weights, 196 KB, inside the
-/// second-level cache. The weights are read once a task, so with fewer rows the time of reading memory would show.
-const MAX_ROWS: usize = 96;
 /// Least number of panels of a task of many rows in parts: each task parts its rows, which takes the time of about five panels
 /// (counted in instructions, not measured).
 const PARTED_PANELS: usize = 16;
-
-const _: () = assert!(MAX_ROWS <= linear_tiles::MAX_ROWS);
 
 /// Matrix of weights, packed to be multiplied by rows: `[panel of 16 outputs][inputs][16]`, and a bias.
 pub struct Packed {

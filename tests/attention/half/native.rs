@@ -30,7 +30,7 @@ impl Way {
         }
     }
 
-    /// The same, if all are one type.
+    /// One type of queries, keys and values that it multiplies by such instructions.
     fn types_alike(self, rng: &mut Rng) -> [Dtype; 3] {
         [if self.precision == Precision::Native {
             Dtype::Bf16

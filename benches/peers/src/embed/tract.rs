@@ -19,10 +19,10 @@ use tract_nnef::tract_core::ops::nn::gelu_exact::gelu_exact;
 use tract_nnef::tract_core::ops::nn::{Reduce, Reducer, RmsNorm};
 use tract_transformers::ops::sdpa::Sdpa;
 
-/// What a mask adds to hide a token: [`FlashSdpaOp`](tract_transformers::ops::flash_sdpa::FlashSdpaOp) of −∞ may make NaN.
+/// Number that a mask adds to hide a token: [`FlashSdpaOp`](tract_transformers::ops::flash_sdpa::FlashSdpaOp) of −∞ may make NaN.
 const HIDDEN: f32 = -1e30;
 
-/// What the name of a peer says if products are to be of bf16.
+/// Beginning of the name of a peer whose products are to be of bf16.
 const BF16: &str = "tract-bf16-";
 
 /// The model, used in one of three ways.
@@ -109,7 +109,7 @@ impl Peer<Texts> for Bert {
     }
 }
 
-/// Whether texts of a batch have other lengths than the longest.
+/// Padding of a batch, which there is if texts are shorter than the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Padding {
     None,

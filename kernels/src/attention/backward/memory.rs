@@ -312,8 +312,8 @@ impl BackwardScratch {
         if parts == 0 {
             return [0; 5];
         }
-        let [of_keys, of_rows] = [KEY_BLOCK, MAX_ROW_BLOCK].map(|n| bf16_parts::value_floats(n, parts));
-        let of_value = bf16_parts::key_floats(e, parts);
+        let [of_keys, of_rows] = [KEY_BLOCK, MAX_ROW_BLOCK].map(|n| bf16_parts::floats(n, parts));
+        let of_value = bf16_parts::floats(e, parts);
         let [of_keys, of_rows] = [(of_keys, d), (of_rows, d.max(e))].map(|(n, dim)| n * dim.next_multiple_of(LANES));
         let weights = MAX_ROW_BLOCK.max(2 * BLOCK) * SCORE_STRIDE;
         [KEY_BLOCK * of_value, of_keys, MAX_ROW_BLOCK * of_value, of_rows, weights]

@@ -76,7 +76,7 @@ impl<const WEIGHTS: usize> Multiply for Bf16Tiles<WEIGHTS> {
     }
 
     fn query_floats(head_dim: usize) -> usize {
-        bf16_parts::key_floats(head_dim, WEIGHTS)
+        bf16_parts::floats(head_dim, WEIGHTS)
     }
 
     unsafe fn store_query<S: Simd>(s: S, query: QueryRow<'_>, room: &mut [f32], to: &mut [f32]) {
@@ -88,7 +88,7 @@ impl<const WEIGHTS: usize> Multiply for Bf16Tiles<WEIGHTS> {
         let wide = &mut room[..head_dim.next_multiple_of(LANES)];
         // SAFETY: the caller guarantees the query, of `head_dim` elements.
         unsafe { pack::pack_rows(s, row, [1, head_dim], NonFinite::Ignored, wide) };
-        let floats = bf16_parts::key_floats(head_dim, parts);
+        let floats = bf16_parts::floats(head_dim, parts);
         bf16_parts::store_query(s, wide, parts, elements_mut(&mut to[..floats]));
     }
 
@@ -97,7 +97,7 @@ impl<const WEIGHTS: usize> Multiply for Bf16Tiles<WEIGHTS> {
     }
 
     fn panel_floats(source: KeySource<'_>, head_dim: usize) -> usize {
-        LANES * bf16_parts::key_floats(head_dim, Self::key_parts(source.keys))
+        LANES * bf16_parts::floats(head_dim, Self::key_parts(source.keys))
     }
 
     fn depth(head_dim: usize) -> usize {
@@ -190,7 +190,7 @@ impl<const WEIGHTS: usize> Multiply for Bf16Tiles<WEIGHTS> {
     }
 
     fn value_floats(keys: usize) -> usize {
-        if WEIGHTS == 1 { keys.div_ceil(2) } else { bf16_parts::value_floats(keys, WEIGHTS) }
+        if WEIGHTS == 1 { keys.div_ceil(2) } else { bf16_parts::floats(keys, WEIGHTS) }
     }
 
     unsafe fn pack_values<S: Simd>(s: S, to_pack: ValuesToPack, out: &mut [f32]) -> ColumnValues {

@@ -118,6 +118,6 @@ pub(crate) enum Arithmetic {
     Int4,
     /// Pairs of bfloat16, by a matrix unit.
     Bf16Tiles,
-    /// The same, of numbers in parts: errors are those of floats.
+    /// Bfloat16 parts of numbers of any type, by a matrix unit: errors are those of floats.
     PartTiles,
 }

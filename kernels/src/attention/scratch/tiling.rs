@@ -166,7 +166,7 @@ impl Tiling {
 
     /// Returns the number of floats that a packed key takes; of short keys too as much as integers and their scales take.
     fn key_floats(&self) -> usize {
-        let of_parts = if self.parts > 1 { bf16_parts::key_floats(self.head_dim, self.parts) } else { 0 };
+        let of_parts = if self.parts > 1 { bf16_parts::floats(self.head_dim, self.parts) } else { 0 };
         self.head_dim.max(LANES).max(of_parts)
     }
 
@@ -176,7 +176,7 @@ impl Tiling {
         let (rows, group) = (self.most_rows, self.most_rows.min(MAX_ROW_BLOCK));
         let (values, behind) = match self.parts {
             0 | 1 => (self.block_keys, 0),
-            parts => (bf16_parts::value_floats(self.block_keys, parts), BLOCK),
+            parts => (bf16_parts::floats(self.block_keys, parts), BLOCK),
         };
         [
             self.pack_keys * self.key_floats(),

@@ -107,7 +107,7 @@ const TWO_COLUMNS: u32 = 1;
 const TWO_ROWS: u32 = 2;
 const SUMS_THERE: u32 = 4;
 
-/// What the instructions of a block read of memory: there are too few registers.
+/// Operands that the instructions of a block read from memory, because there are too few registers.
 #[repr(C)]
 struct Pairs {
     /// Place of the first pair, in numbers of eight bytes: pairs lie in the opposite order.
