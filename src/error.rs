@@ -3,7 +3,7 @@
 pub(crate) mod messages;
 
 pub(crate) use sdpa_kernels::same;
-use sdpa_kernels::{Bound, Fault, LayoutError, MAX_DIM, MaskError, Misfit, PageError};
+use sdpa_kernels::{Bound, Fault, LayoutError, MAX_DIM, MaskError, Misfit, PageError, SelectionError};
 
 /// Reason why a call was refused; outputs are then untouched. Or, with [`Error::Stopped`] alone, why it was not completed.
 ///
@@ -187,6 +187,8 @@ pub enum Error {
     },
     /// A block table, or the page pool it refers to, is invalid.
     Pages(PageError),
+    /// Lists of selected keys are invalid.
+    Selection(SelectionError),
     /// A mask function is invalid, or does not fit the call: [`MaskMod::fits`](crate::MaskMod::fits).
     Mask(MaskError),
     /// The function of [`Run::until`](crate::Run::until) said stop before all work was done. Every row of every output
@@ -271,6 +273,7 @@ impl core::error::Error for Error {
             Self::Layout(e) => Some(e),
             Self::Pages(e) => Some(e),
             Self::Mask(e) => Some(e),
+            Self::Selection(e) => Some(e),
             _ => None,
         }
     }
@@ -285,6 +288,12 @@ impl From<LayoutError> for Error {
 impl From<MaskError> for Error {
     fn from(e: MaskError) -> Self {
         Self::Mask(e)
+    }
+}
+
+impl From<SelectionError> for Error {
+    fn from(e: SelectionError) -> Self {
+        Self::Selection(e)
     }
 }
 

@@ -7,8 +7,8 @@ use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::Shape;
 pub(crate) use check::check_period;
-pub(crate) use parts::{KeyLists, WHOLE};
-use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, Tensor};
+pub(crate) use parts::{KeyLists, SELECTED, WHOLE};
+use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, SelectedKeys, Tensor};
 
 /// Tensors that a call reads: queries, keys and values, and those that options add.
 ///
@@ -34,6 +34,7 @@ pub struct Inputs<'a> {
     pub(crate) sequences: Option<&'a [usize]>,
     pub(crate) row_positions: Option<&'a [&'a [i32]]>,
     pub(crate) key_positions: Option<&'a [&'a [i32]]>,
+    pub(crate) selected: Option<&'a SelectedKeys>,
 }
 
 /// Source of keys and values. Two separate tensors are not yet checked against each other.
@@ -89,6 +90,7 @@ impl<'a> Inputs<'a> {
             sequences: None,
             row_positions: None,
             key_positions: None,
+            selected: None,
         }
     }
 
@@ -299,6 +301,33 @@ impl<'a> Inputs<'a> {
     #[must_use]
     pub fn key_positions(self, positions: &'a [&'a [i32]]) -> Self {
         Self { key_positions: Some(positions), ..self }
+    }
+
+    /// Sets the keys that rows select: each row sees the keys of its list as far as other rules show them, and no others.
+    ///
+    /// A row has the bits of a call over tensors that hold its listed keys and values in their order, with
+    /// [`Self::key_positions`] that are the numbers in the list. Keys keep their own numbers and positions for every rule, bias, mask
+    /// and function. Keys that are not listed are as keys beyond the sequence: they are not read, weights and key weight sums of
+    /// them are 0, and [scores](crate::Outputs::scores) −∞. An empty list is a row that sees nothing. Gradients, states and pieces of
+    /// ranks refuse lists.
+    ///
+    /// Complexity: rows times their lists; listed keys are packed once for all rows and heads that share a list.
+    ///
+    /// ```
+    /// use sdpa::{Attention, Inputs, Outputs, SelectedKeys, SelectionShape, View, ViewMut};
+    /// let (q, k, v, mut out) = ([0.0; 2], [0.0; 5], [1.0, 2.0, 4.0, 8.0, 16.0], [0.0; 2]);
+    /// let (q, k, v) = (View::bhld(&q, [1, 1, 2, 1])?, View::bhld(&k, [1, 1, 5, 1])?, View::bhld(&v, [1, 1, 5, 1])?);
+    /// let mut selected = SelectedKeys::new(); // row 0 selects keys 0 and 3, row 1 keys 1, 2 and 4
+    /// let shape = SelectionShape { q_lens: &[2], heads: 1, rows: 1, unit: 1 };
+    /// selected.fill(shape, &[0, 2, 5], &[0, 3, 1, 2, 4], None)?;
+    /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 2, 1])?);
+    /// sdpa::attention(&Attention::new(), Inputs::new(q, k, v).selected(&selected), outputs)?;
+    /// assert_eq!(out, [4.5, 22.0 / 3.0]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    #[must_use]
+    pub fn selected(self, selected: &'a SelectedKeys) -> Self {
+        Self { selected: Some(selected), ..self }
     }
 
     /// Returns the sizes of the call, if queries, keys and values (and cumulative lengths) fit together.

@@ -61,8 +61,10 @@ impl Plan {
         let rows = Rows::of(problem, rates);
         let workers = problem.workers(exec);
         let task_rows = rows.per_task(problem, workers, tile_rows);
-        let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows).with_parts(rates.parts);
-        let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
+        let with_room = |tiling: Tiling| tiling.with_parts(rates.parts).with_gathered(problem.call().gathered_floats());
+        let tiling = with_room(Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows));
+        let of_lists = problem.call().tasks_of_lists(tiling.task_rows());
+        let tasks = of_lists.unwrap_or_else(|| rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows())));
         let by_rows = Self::by_rows(shape, exec, rates, workers, tasks, tiling);
         let most_rows = MEMORY_BOUND_ROWS.min(tiling.task_rows());
         if problem.call().visible.window.is_none()
@@ -73,8 +75,7 @@ impl Plan {
         // Compute-bound rows, or a window: split by keys only if workers would be idle.
         if tasks < workers && rows.rows <= MAX_SPLIT_ROWS && problem.call().options.ragged.is_none() {
             let most_rows = rows.rows;
-            let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, most_rows, tile_rows);
-            let tiling = tiling.with_parts(rates.parts);
+            let tiling = with_room(Tiling::for_split(shape.head_dim, shape.value_dim, most_rows, tile_rows));
             let whole = Self { tiling, ..by_rows };
             if most_rows <= tiling.task_rows()
                 && let Some(work) = whole.split_work(problem, most_rows).filter(|work| work.units > tasks)
@@ -97,7 +98,9 @@ impl Plan {
 
     /// Returns true if the plan is for problems of this problem's shape, and has scratch for their operands.
     pub(crate) fn fits(&self, problem: &Problem<'_>) -> bool {
-        self.shape == problem.shape && self.tiling.has_parts(problem.call().rates(self.isa).parts)
+        let parts = problem.call().rates(self.isa).parts;
+        let has_room = self.tiling.has_parts(parts) && self.tiling.has_gathered(problem.call().gathered_floats());
+        self.shape == problem.shape && has_room
     }
 
     /// Plans tasks of rows.
@@ -133,7 +136,7 @@ impl Plan {
         // Sequences that are not ragged are equally long; there may be any number of them without rows.
         let rows = (shape.heads / shape.kv_heads.max(1)).saturating_mul(shape.q_len);
         let none = call.options.ragged.is_none() && !(1..=most_rows).contains(&rows);
-        if none || shape.kv_len <= KEY_BLOCK || !problem.may_be_split() {
+        if none || call.most_keys_of_row() <= KEY_BLOCK || !problem.may_be_split() {
             return None;
         }
         let work = call.accumulation(most_rows);

@@ -47,6 +47,7 @@ pub use attention::call::mods::{
 pub use attention::call::options::{Cover, Covered, Mask, Options, Ragged, alibi_slopes};
 pub use attention::call::outputs::{Outputs, Point, Seen, State};
 pub use attention::call::row_mods::AnyMods;
+pub use attention::call::selection::{ListPlace, Rectangle, SelectedKeys, SelectionError, SelectionShape};
 pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use attention::call::{Call, Sequence};
 pub use attention::products::Rates;

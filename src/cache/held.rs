@@ -20,6 +20,12 @@ pub(crate) fn check_held(call: &Call<'_>, of_all_keys: Option<&'static str>) -> 
         if let Some(argument) = call.options.own_positions().filter(|_| call.visible.hides_keys()) {
             return Err(Error::Needs { argument, needs: "a cache that keeps all keys" });
         }
+        if let Some(selected) = call.options.selected {
+            if let Some((row, key)) = selected.first_in(index, evicted.clone()) {
+                return Err(Error::Evicted { sequence: sequence.source, row, key, end: evicted.end });
+            }
+            continue;
+        }
         // Check every row: perhaps only the windows of rows in the middle reach evicted keys.
         for row in 0..sequence.q_len {
             let keys = call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);

@@ -62,6 +62,7 @@ impl fmt::Display for Error {
                 "window: shows the {side} {got} keys, but the sliding cache was made to keep the {side} {keeps}"
             ),
             Self::Pages(e) => e.fmt(f),
+            Self::Selection(e) => e.fmt(f),
             Self::Mask(e) => e.fmt(f),
             Self::Stopped => f.write_str("stopped before all was computed"),
             Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),

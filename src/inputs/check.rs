@@ -14,7 +14,7 @@ impl<'a> Inputs<'a> {
         let Self { q, bias, mask, period, alibi, sinks, kv_lens, ragged, row_positions, key_positions, .. } = *self;
         let sequences = self.sequences;
         let lists = Options { kv_lens, ragged, sources: sequences, row_positions, key_positions, ..Options::default() };
-        let options = Options { bias, alibi, mask, period, sinks, ..lists };
+        let options = Options { bias, alibi, mask, period, sinks, selected: self.selected, ..lists };
         let (kv, scale, visible, alignment) = (self.key_values()?, 1.0, Visible::default(), Alignment::TopLeft);
         Ok(Call { q, kv, scale, visible, alignment, options, precision: Precision::Exact })
     }

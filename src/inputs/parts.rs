@@ -12,6 +12,9 @@ pub(crate) struct KeyLists<'a> {
     positions: Option<Vec<&'a [i32]>>,
 }
 
+/// Name of selected keys in messages.
+pub(crate) const SELECTED: &str = "selected keys";
+
 /// Need of whatever a state, which has some of the keys, cannot take.
 pub(crate) const WHOLE: &str = "a call over all keys, not a state";
 
@@ -26,7 +29,9 @@ impl<'a> Inputs<'a> {
     /// Refuses inputs with keys that cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
-            Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.suffix()),
+            Source::Tensors { .. } => {
+                self.ragged.map(|_| "ragged").or(self.suffix()).or(self.selected.map(|_| SELECTED))
+            }
             Source::Cache(_) => Some("cache"),
             Source::Pages(_) => Some("pages"),
         };

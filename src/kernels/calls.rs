@@ -55,6 +55,16 @@ pub use sdpa_kernels::Dropout;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Gradients;
+/// Place of a list of keys, in a [`SelectionError`].
+///
+/// ```
+/// use sdpa::{ListPlace, SelectedKeys, SelectionError, SelectionShape};
+/// let shape = SelectionShape { q_lens: &[3], heads: 1, rows: 2, unit: 1 };
+/// let error = SelectedKeys::new().fill(shape, &[0, 1, 3], &[5, 7, 7], None).unwrap_err();
+/// let list = ListPlace { sequence: 0, head: 0, row: 2 };
+/// assert_eq!(error, SelectionError::Repeated { list, places: [0, 1], got: 7 });
+/// ```
+pub use sdpa_kernels::ListPlace;
 /// Mask given as a tensor, for [`Inputs::mask`](crate::Inputs::mask).
 ///
 /// ```
@@ -109,6 +119,19 @@ pub use sdpa_kernels::Point;
 /// # let _ = fast;
 /// ```
 pub use sdpa_kernels::Precision;
+/// Numbers of selected keys as other programs hand them over, for [`SelectedKeys::fill_padded`].
+///
+/// ```
+/// use sdpa::{Rectangle, SelectedKeys, SelectionShape, View};
+/// let numbers = [9, 2, -1, 4, 0, 7]; // two rows of three places, by falling scores
+/// let rectangle = Rectangle::new(View::bhld(&numbers, [1, 1, 2, 3])?).lens(&[3, 2]);
+/// let mut selected = SelectedKeys::new();
+/// selected.fill_padded(SelectionShape { q_lens: &[2], heads: 1, rows: 1, unit: 1 }, &[10], rectangle, None)?;
+/// let list = |row| selected.numbers(0, 0, row).into_iter().flatten().collect::<Vec<_>>();
+/// assert_eq!((list(0), list(1)), (vec![2, 9], vec![0, 4]));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::Rectangle;
 /// Saved results, for [`attention_backward`](crate::attention_backward()).
 ///
 /// ```
@@ -120,6 +143,37 @@ pub use sdpa_kernels::Precision;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Saved;
+/// Lists of the keys that rows select, for [`Inputs::selected`](crate::Inputs::selected).
+///
+/// ```
+/// use sdpa::{SelectedKeys, SelectionShape};
+/// // Units of 64 keys for 128 rows, each head its own: two sequences, of 200 rows and of 1 row; two heads.
+/// let shape = SelectionShape { q_lens: &[200, 1], heads: 2, rows: 128, unit: 64 };
+/// let mut selected = SelectedKeys::new();
+/// selected.fill(shape, &[0, 2, 3, 5, 5, 6, 8], &[0, 3, 2, 1, 4, 7, 0, 9], None)?;
+/// assert!(selected.names(0, 1, 100, 4 * 64 + 63) && !selected.names(0, 1, 128, 4 * 64 + 63));
+/// assert_eq!(selected.numbers(1, 1, 0).map(|numbers| numbers.collect()), Some(vec![0, 9]));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::SelectedKeys;
+/// Error in lists of selected keys.
+///
+/// ```
+/// use sdpa::{SelectedKeys, SelectionError, SelectionShape};
+/// let shape = SelectionShape { q_lens: &[1], heads: 1, rows: 1, unit: 1 };
+/// let error = SelectedKeys::new().fill(shape, &[0, 2], &[8, 3], None).unwrap_err();
+/// assert!(matches!(error, SelectionError::Order { place: 1, got: 3, before: 8, .. }));
+/// ```
+pub use sdpa_kernels::SelectionError;
+/// Which rows and heads have lists of selected keys of their own, for [`SelectedKeys`].
+///
+/// ```
+/// use sdpa::SelectionShape;
+/// // A list of single keys for each row, for all heads: 4 sequences of one row.
+/// let shape = SelectionShape { q_lens: &[1; 4], heads: 1, rows: 1, unit: 1 };
+/// # let _ = shape;
+/// ```
+pub use sdpa_kernels::SelectionShape;
 /// Sliding window, for [`Attention::window`](crate::Attention::window).
 ///
 /// ```

@@ -57,7 +57,7 @@ impl OracleSequence<'_> {
         let mut scores = [const { Vec::new() }; 3];
         for j in 0..shape.kv_len {
             let here = self.with_key(at, j);
-            let exists = at.row < self.q_len && j < self.kv_len;
+            let exists = at.row < self.q_len && j < self.kv_len && self.selects(here);
             let mut s = hidden;
             if exists {
                 let (query, key) = (q.row(self.query(at)), k.row(self.key(here)));
@@ -87,7 +87,7 @@ impl OracleSequence<'_> {
                 entry(of.view().shape(), cover).is_some_and(|at| of.view().get(at).is_none_or(hides))
             });
             let visible = exists && window && causal && bias != f32::NEG_INFINITY;
-            if !visible || masked || !mods.mask.keep(here) {
+            if !visible || masked || self.asks(here) && !mods.mask.keep(here) {
                 s = hidden;
             } else {
                 s = s + T::from(bias)

@@ -68,6 +68,23 @@ impl<'a> OracleSequence<'a> {
         at.head / (self.shape.heads / self.shape.kv_heads)
     }
 
+    /// Returns the head whose lists of keys are those of a row.
+    fn list_head(&self, at: Position, heads: usize) -> usize {
+        at.head / (self.shape.heads / heads)
+    }
+
+    /// Returns true if the list of a row names a key, or rows have no lists.
+    pub(super) fn selects(&self, at: Position) -> bool {
+        let selected = self.inputs.selected;
+        selected.is_none_or(|lists| lists.names(at.batch, self.list_head(at, lists.heads()), at.row, at.key))
+    }
+
+    /// Returns true if the mask function is asked about a key.
+    pub(super) fn asks(&self, at: Position) -> bool {
+        let selected = self.inputs.selected;
+        selected.is_none_or(|lists| lists.asks(at.batch, self.list_head(at, lists.heads()), at.row, at.key))
+    }
+
     /// Returns what dropout multiplies a weight by.
     pub(super) fn dropout_factor(&self, at: Position) -> f32 {
         let Some(dropout) = self.attention.dropout else { return 1.0 };

@@ -2,7 +2,7 @@
 
 use crate::attention::Attention;
 use crate::error::{Error, at_most, floats, same, zeros};
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, SELECTED};
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::shape::Shape;
@@ -80,7 +80,7 @@ impl BlockStates {
         self.value_dim = 0;
         let by_order = over_keys_from(first, attention)?;
         inputs.check_row_positions()?;
-        if let Some(argument) = inputs.suffix() {
+        if let Some(argument) = inputs.suffix().or(inputs.selected.map(|_| SELECTED)) {
             return Err(Error::Needs { argument, needs: "a call over all keys" });
         }
         // Given positions are among all keys.

@@ -1,7 +1,7 @@
 //! What ranks ask of inputs, and the inputs of a part of a call.
 
 use crate::error::{Error, at_most, same};
-use crate::inputs::{Inputs, Source, check_period};
+use crate::inputs::{Inputs, SELECTED, Source, WHOLE, check_period};
 use core::ops::Range;
 use sdpa_kernels::{Bound, Cover, Covered, Mask, Ragged, Tensor, View};
 
@@ -153,6 +153,9 @@ impl<'a> Inputs<'a> {
     /// Refuses a sequence or rows that are not there, and lengths, biases and masks that do not fit them.
     fn check_sequence(&self, sequence: usize, rows: &Range<usize>) -> Result<(), Error> {
         let needs = "sequences of a batch, or laid end to end, in tensors";
+        if self.selected.is_some() {
+            return Err(Error::Needs { argument: SELECTED, needs: WHOLE });
+        }
         let ends = match (self.source, self.ragged) {
             (Source::Tensors { .. }, None) => None,
             (Source::Tensors { .. }, Some(Ragged { k: Some(ends), .. })) => Some(ends),

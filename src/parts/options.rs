@@ -70,6 +70,8 @@ impl Inputs<'_> {
             sequences,
             row_positions,
             key_positions,
+            // No part takes them.
+            selected: _,
             q: _,
             source: _,
         } = *self;

@@ -3,6 +3,7 @@
 use crate::counting::counted;
 use crate::kv_support::{append_part, cuts, empty_cache, same_cache, same_full};
 use crate::options::{Case, Wanted};
+use crate::selected::random_lists;
 use crate::support::{Rng, Tensor, execs, fewer};
 use core::num::NonZeroUsize;
 use sdpa::{
@@ -60,6 +61,16 @@ fn any_options() {
     }
 }
 
+#[test]
+fn rows_that_select_keys() {
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed ^ 0x1a7e);
+        let case = latent(Case::random(&mut rng, 300_000).side_by_side());
+        let selected = Some(random_lists(&mut rng, &case));
+        check(&format!("seed {seed}"), &Case { selected, ..case }, &mut rng);
+    }
+}
+
 /// Sets the elements of an empty cache.
 type SetElements = fn(KvCache) -> Result<KvCache, Error>;
 
@@ -109,7 +120,8 @@ fn any_options_over_integers() {
     for seed in 0..fewer(20) {
         let mut rng = Rng::new(seed);
         let case = latent(Case::random(&mut rng, 200_000).side_by_side());
-        check_integers(&format!("seed {seed}"), &case, &mut rng);
+        let selected = (seed % 2 == 1).then(|| random_lists(&mut rng, &case));
+        check_integers(&format!("seed {seed}"), &Case { selected, ..case }, &mut rng);
     }
 }
 

@@ -50,6 +50,7 @@ mod partial;
 mod plans;
 mod pool_changes;
 mod positions;
+mod selected;
 mod shared_prefixes;
 mod short;
 mod split_keys;

@@ -18,5 +18,5 @@ fn rules() -> [Attention; 3] {
 /// Bytes that a workspace holds for `bytes` of partial results of a number of sequences: room for half as much again, in cache
 /// lines, one more to begin with a whole one, and a list of the sequences and its end.
 pub(crate) fn held(bytes: usize, sequences: usize) -> usize {
-    64 * ((bytes / 4 * 3 / 2).div_ceil(16) + 1) + 80 * (sequences + 1)
+    64 * ((bytes / 4 * 3 / 2).div_ceil(16) + 1) + 72 * (sequences + 1)
 }

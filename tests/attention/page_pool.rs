@@ -3,6 +3,7 @@
 use crate::counting::counted;
 use crate::kv_support::{append_part, cuts, empty_cache, every_format, same_full, same_oracle};
 use crate::options::{Case, Wanted};
+use crate::selected::random_lists;
 use crate::support::{Rng, Tensor, execs};
 use sdpa::{
     Alignment, Attention, BlockTable, CacheFormat, Dtype, Error, Exec, Inputs, KvCache, KvShape, Outputs, PageError,
@@ -106,6 +107,18 @@ fn pages_are_a_cache() {
             let seed = 100 * n as u64 + i;
             let case = Case::random(&mut Rng::new(seed), 300_000).side_by_side();
             check(seed, &case, page);
+        }
+    }
+}
+
+#[test]
+fn rows_that_select_keys() {
+    for (n, page) in PAGES.into_iter().enumerate() {
+        for i in 0..4 {
+            let seed = 100 * n as u64 + i;
+            let rng = &mut Rng::new(seed ^ 0x5e1);
+            let case = Case::random(rng, 300_000).side_by_side();
+            check(seed, &Case { selected: Some(random_lists(rng, &case)), ..case }, page);
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::kv_support::{Pool, cache_of, same_full, same_oracle};
 use crate::options::{Case, Wanted, check_against_oracle};
+use crate::selected::random_lists;
 use crate::support::{LAYOUTS, Layout, Rng, Tensor, execs};
 use sdpa::{Alignment, Attention, BlockTable, Error, Exec, Inputs, Outputs, PageError, Pages, View, ViewMut};
 
@@ -30,6 +31,8 @@ fn pages_are_tensors_and_a_cache() {
             let seed = 100 * n as u64 + i;
             let mut rng = Rng::new(seed);
             let case = Case::random(&mut rng, 700_000).side_by_side();
+            let selected = (i % 3 == 2).then(|| random_lists(&mut rng, &case));
+            let case = Case { selected, ..case };
             let order = if i < 12 { ORDERS[i as usize % 2] } else { rng.pick(&LAYOUTS) };
             let values = if i < 12 { order } else { rng.pick(&LAYOUTS) };
             let fill = rng.pick(&FILLS);

@@ -8,6 +8,3 @@ pub(crate) mod products;
 pub(crate) mod schedule;
 pub(crate) mod scratch;
 pub(crate) mod steps;
-
-#[cfg(test)]
-mod listed_tests;

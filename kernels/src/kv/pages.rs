@@ -164,7 +164,7 @@ impl<'a> Pages<'a> {
         match &self.pool {
             // SAFETY: the caller guarantees that the keys exist, so their entries were checked to be pages of the pool.
             Pool::Tensors { k, .. } => Keys::Rows(unsafe { scattered_rows(k, h, stretches, table) }),
-            Pool::Packed(pool) => pool.keys(h, stretches, table),
+            Pool::Packed(pool) => pool.scattered().keys(h, stretches, table),
         }
     }
 
@@ -180,7 +180,30 @@ impl<'a> Pages<'a> {
                 // pool.
                 BlockValues::Rows { rows: unsafe { scattered_rows(v, h, stretches, table) }, readable: v.shape()[3] }
             }
-            Pool::Packed(pool) => pool.values(h, stretches, table),
+            Pool::Packed(pool) => pool.scattered().values(h, stretches, table),
+        }
+    }
+
+    /// Returns keys and values of a head from ranges of a sequence.
+    ///
+    /// # Safety
+    /// Same contract as `KeyValues::listed`.
+    pub(crate) unsafe fn listed(
+        &self,
+        [b, h]: [usize; 2],
+        runs: impl Iterator<Item = (usize, usize)> + Clone,
+        [key_table, value_table]: [&mut Table; 2],
+        room: &mut [f32],
+    ) -> (Keys, BlockValues) {
+        let stretches = runs.flat_map(|(first, len)| self.stretches(b, first..first + len));
+        match &self.pool {
+            // SAFETY: the caller guarantees that the keys exist, so their entries were checked to be pages of the pool.
+            Pool::Tensors { k, v } => unsafe {
+                let rows = scattered_rows(v, h, stretches.clone(), value_table);
+                let values = BlockValues::Rows { rows, readable: v.shape()[3] };
+                (Keys::Rows(scattered_rows(k, h, stretches, key_table)), values)
+            },
+            Pool::Packed(pool) => pool.scattered().listed(h, stretches, [key_table, value_table], room),
         }
     }
 }

@@ -7,11 +7,10 @@ use crate::kv::cache::{Cache, CacheFormat, TokenPart};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::pages::Pages;
 use crate::matmul::int4::Int4;
-use crate::tensor::any::Tensor;
+use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::element::Dtype;
 use crate::tensor::misfit::{Misfit, same_rows};
-use crate::tensor::rows::KEY_BLOCK;
-use crate::tensor::rows::Table;
+use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 use core::cmp::Ordering;
 
 /// Keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call. Two tensors
@@ -263,6 +262,59 @@ impl<'a> KeyValues<'a> {
         let end = || self.lens().map_or_else(|| self.k_shape()[2], |lens| lens[b]);
         debug_assert!(h < self.kv_heads() && (1..=KEY_BLOCK).contains(&len), "{len} keys of head {h}");
         debug_assert!(first + len <= end() && self.holds(b, first), "keys {first}..{} of {}", first + len, end());
+    }
+
+    /// Number of floats of room that [`Self::listed`] needs: 0 where keys are not gathered. `None` if it overflows.
+    pub fn gathered_floats(&self) -> Option<usize> {
+        match &self.0 {
+            Source::Tensors { .. } => Some(0),
+            Source::Pages(pages) => pages.pool().map_or(Some(0), |pool| pool.gathered_floats()),
+            Source::Cache(cache) => cache.gathered_floats(),
+        }
+    }
+
+    /// Returns keys and values of head `h` of sequence `b`, at most a block, from runs of keys `(first, len)`. Those that need not be
+    /// copied to `room` are read where they lie.
+    ///
+    /// # Safety
+    /// The keys exist, and their blocks are held. The tables and the room outlive the result, and do not change meanwhile.
+    pub(crate) unsafe fn listed(
+        &self,
+        [b, h]: [usize; 2],
+        runs: impl Iterator<Item = (usize, usize)> + Clone,
+        tables: [&mut Table; 2],
+        room: &mut [f32],
+    ) -> (Keys, BlockValues) {
+        let mut all = runs.clone();
+        if let (Some((first, len)), None) = (all.next(), all.next())
+            && (self.tensors().is_some() || first.is_multiple_of(KEY_BLOCK))
+        {
+            let [key_table, value_table] = tables;
+            // SAFETY: same contract: the caller guarantees the keys; one run is rows of a tensor, or begins with a block.
+            return unsafe { (self.keys([b, h, first], len, key_table), self.values([b, h, first], len, value_table)) };
+        }
+        match &self.0 {
+            Source::Tensors { k, v } => {
+                let [key_table, value_table] = tables;
+                let rows = |x: &Tensor<'_>, table: &mut Table| {
+                    let mut filled = 0;
+                    by_type!(Tensor => Typed, x, |x| {
+                        for (first, len) in runs.clone() {
+                            // SAFETY: the caller guarantees that the key exists.
+                            let (at, _) = unsafe { x.row(b, h, first) };
+                            table.fill(filled, len, at, x.strides()[2]);
+                            filled += len;
+                        }
+                        Rows::scattered(table, x.strides()[2], x.strides()[3])
+                    })
+                };
+                let (keys, values) = (rows(k, key_table), rows(v, value_table));
+                (Keys::Rows(keys), BlockValues::Rows { rows: values, readable: v.shape()[3] })
+            }
+            // SAFETY: same contract.
+            Source::Pages(pages) => unsafe { pages.listed([b, h], runs, tables, room) },
+            Source::Cache(cache) => cache.listed([b, h], runs, tables, room),
+        }
     }
 
     /// Returns keys `first .. first + len` of a head; `first` is counted in the tensor and, except for tensors, a

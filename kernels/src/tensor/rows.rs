@@ -170,21 +170,18 @@ struct Entry {
 pub(crate) struct Table {
     rows: [MaybeUninit<Entry>; KEY_BLOCK],
     /// Apart from the rows: filling them leaves addresses of those alone.
-    pub(crate) scales: Scales,
+    pub(crate) scales: Room<f32>,
 }
 
-/// Scales of the rows of a block.
-pub(crate) struct Scales([MaybeUninit<f32>; KEY_BLOCK]);
+/// Room for a number for each key of a block.
+pub(crate) struct Room<T>([MaybeUninit<T>; KEY_BLOCK]);
 
 impl Table {
     /// Makes a table without rows. It costs nothing: entries are written before they are read. (It uses a const block:
     /// an array of a value, or a constant table, is filled in, 3 % of a tiny call.)
     #[inline(always)]
     pub(crate) const fn new() -> Self {
-        Self {
-            rows: [const { MaybeUninit::uninit() }; KEY_BLOCK],
-            scales: Scales([const { MaybeUninit::uninit() }; KEY_BLOCK]),
-        }
+        Self { rows: [const { MaybeUninit::uninit() }; KEY_BLOCK], scales: Room::new() }
     }
 
     /// Fills entries `at .. at + n`: existing rows, `stride` apart as everywhere in the table.
@@ -195,19 +192,45 @@ impl Table {
     }
 }
 
-impl Scales {
-    /// Copies scales to the entries of their rows, one slice after the other, and returns all of them.
+impl<T: Copy> Room<T> {
+    /// Makes room that holds nothing yet.
+    #[inline(always)]
+    pub(crate) const fn new() -> Self {
+        Self([const { MaybeUninit::uninit() }; KEY_BLOCK])
+    }
+
+    /// Stores numbers, at most a block's, and returns all of them.
     #[inline]
-    pub(crate) fn fill<'a>(&mut self, stretches: impl Iterator<Item = &'a [f32]>) -> &[f32] {
+    pub(crate) fn fill(&mut self, numbers: impl Iterator<Item = T>) -> &[T] {
         let mut filled = 0;
-        for stretch in stretches {
-            for (to, &scale) in self.0[filled..][..stretch.len()].iter_mut().zip(stretch) {
-                to.write(scale);
-            }
-            filled += stretch.len();
+        for number in numbers {
+            self.0[filled].write(number);
+            filled += 1;
         }
-        let scales = &self.0[..filled];
-        // SAFETY: the first `filled` were written.
-        unsafe { core::slice::from_raw_parts(scales.as_ptr().cast(), filled) }
+        self.first(filled)
+    }
+
+    /// Stores the numbers of several slices, one after the other, and returns all of them.
+    #[inline]
+    pub(crate) fn fill_slices<'a>(&mut self, slices: impl Iterator<Item = &'a [T]>) -> &[T]
+    where
+        T: 'a,
+    {
+        let mut filled = 0;
+        for slice in slices {
+            for (to, &number) in self.0[filled..][..slice.len()].iter_mut().zip(slice) {
+                to.write(number);
+            }
+            filled += slice.len();
+        }
+        self.first(filled)
+    }
+
+    /// Returns the first numbers, which were stored.
+    #[inline(always)]
+    fn first(&self, filled: usize) -> &[T] {
+        let numbers = &self.0[..filled];
+        // SAFETY: the callers have written the first `filled`.
+        unsafe { core::slice::from_raw_parts(numbers.as_ptr().cast(), filled) }
     }
 }

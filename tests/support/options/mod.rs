@@ -18,8 +18,8 @@ use crate::support::{Tensor, UNWRITTEN};
 use elements::Rounded;
 use mods::{Functions, Place, with_mods};
 use sdpa::{
-    Alignment, Attention, Exec, Inputs, Isa, Mask, Outputs, Plan, Point, Precision, Run, View, ViewMut, Window,
-    Workspace, naive,
+    Alignment, Attention, Exec, Inputs, Isa, Mask, Outputs, Plan, Point, Precision, Run, SelectedKeys, View, ViewMut,
+    Window, Workspace, naive,
 };
 use std::sync::Mutex;
 
@@ -88,6 +88,8 @@ pub struct Case {
     pub precision: Precision,
     /// Positions of the rows and of the keys of each sequence. They are never freed, since inputs borrow lists of lists.
     pub positions: [Option<&'static [&'static [i32]]>; 2],
+    /// Keys that rows select.
+    pub selected: Option<SelectedKeys>,
 }
 
 /// Lists of positions that are never freed, and are reached from here: leaks are looked for too.
@@ -179,6 +181,7 @@ impl Case {
         let [rows, keys] = self.positions;
         inputs = rows.map_or(inputs, |x| inputs.row_positions(x));
         inputs = keys.map_or(inputs, |x| inputs.key_positions(x));
+        inputs = self.selected.as_ref().map_or(inputs, |x| inputs.selected(x));
         self.sinks.as_ref().map_or(inputs, |x| inputs.sinks(x))
     }
 

@@ -105,6 +105,7 @@ impl Case {
             place: Place::WHOLE,
             precision: sdpa::Precision::Exact,
             positions: [None; 2],
+            selected: None,
         }
     }
 

@@ -44,6 +44,9 @@ impl<'a> Saved<'a> {
         if call.kv.tensors().is_none() {
             return Fault::Needs("keys and values as tensors, not a cache or pages").of("backward");
         }
+        if call.options.selected.is_some() {
+            return Fault::Needs("a forward call: there are no gradients through a choice of keys").of("selected keys");
+        }
         let shapes = [
             ("out", Some(self.out.shape())),
             ("lse", Some(self.lse.shape())),

@@ -109,7 +109,7 @@ impl<S: Simd> Column<'_, S> {
             let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
             let saved = self.saved_rows(task, &d_out, turn, own.out);
             let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
-            let dropout = task.draw_kept(0..rows_of(task), spans, first);
+            let dropout = task.draw_kept(0..rows_of(task), spans, first, None);
             TileScores { scores: regions.scores, copies, dropout, spans, q, d_out, saved, fresh, prefetch }
         };
         // SAFETY: the caller guarantees the column; the row block's turn has come.

@@ -1,5 +1,6 @@
 //! Key block that the fused loop is computing.
 
+use crate::attention::blocks::key_numbers::{KeyNumbers, NumberMemory};
 use crate::attention::blocks::prefetch;
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
@@ -21,12 +22,14 @@ use core::ops::Range;
 /// they are read.
 pub(crate) struct KeyBlock<'b, 'r, S> {
     pub(crate) task: &'b AttentionTask<'b, S>,
-    /// First key, counted in the sequence.
+    /// First key, counted among those that the task computes: in the sequence, or in the list of its rows.
     pub(crate) first: usize,
     /// Number of keys.
     pub(crate) len: usize,
     pub(crate) keys: Keys,
     pub(crate) values: BlockValues,
+    /// Numbers of the keys in their sequence, and their positions.
+    pub(crate) numbers: KeyNumbers<'b>,
     pub(crate) queries: Queries<'b>,
     /// Keys that each tile of the current row block needs.
     pub(crate) spans: &'b mut Spans,
@@ -87,12 +90,19 @@ pub(crate) struct BlockMemory {
     classes: [PanelClasses; MAX_ROW_BLOCK],
     /// Tables for the addresses of a block's key rows and value rows, used if the rows are scattered.
     tables: [Table; 2],
+    /// Numbers and positions of a block's keys, used if they are listed.
+    numbers: NumberMemory,
 }
 
 impl BlockMemory {
     #[inline(always)]
     pub(crate) fn new() -> Self {
-        Self { spans: Spans::NONE, classes: [PanelClasses::ALL; MAX_ROW_BLOCK], tables: [Table::new(), Table::new()] }
+        Self {
+            spans: Spans::NONE,
+            classes: [PanelClasses::ALL; MAX_ROW_BLOCK],
+            tables: [Table::new(), Table::new()],
+            numbers: NumberMemory::new(),
+        }
     }
 }
 
@@ -109,20 +119,28 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
         memory: &'b mut BlockMemory,
         regions: &'b mut Regions<'r>,
     ) -> Self {
-        assert!(task.holds(first), "no block of the task's sequence");
-        let at = task.index_of_key(first);
-        let len = KEY_BLOCK.min(task.seq.kv_len - first);
-        let BlockMemory { spans, classes, tables: [key_table, value_table] } = memory;
-        // SAFETY: keys `first .. first + len` exist and their block is held, as asserted; the tables are borrowed for
-        // as long as the block exists.
-        let (keys, values) =
-            unsafe { (task.call.kv.keys(at, len, key_table), task.call.kv.values(at, len, value_table)) };
+        assert!(task.holds(first), "no block of the task's keys");
+        let (at, len) = (task.index_of_key(first), KEY_BLOCK.min(task.key_count() - first));
+        let BlockMemory { spans, classes, tables: [key_table, value_table], numbers } = memory;
+        let (kv, [source, head, _]) = (&task.call.kv, at);
+        // SAFETY: keys `first .. first + len` exist and their block is held, as asserted, or those of the list do: a checked call's
+        // lists name keys that are there. The tables and the room are borrowed for as long as the block exists.
+        let (keys, values) = unsafe {
+            match task.list {
+                None => (kv.keys(at, len, key_table), kv.values(at, len, value_table)),
+                Some(list) => {
+                    let runs = list.runs(first..first + len).map(|(key, len)| (task.seq.first_key + key, len));
+                    kv.listed([source, head], runs, [key_table, value_table], regions.gathered)
+                }
+            }
+        };
         Self {
             task,
             first,
             len,
             keys,
             values,
+            numbers: KeyNumbers::of(task, first, len, numbers),
             queries,
             spans,
             classes,

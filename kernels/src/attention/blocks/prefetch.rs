@@ -79,7 +79,7 @@ pub(crate) fn of_block<S: Simd>(
 
 /// Adds the first keys of a block, if there are any.
 fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut PrefetchQueue) {
-    if !task.holds(first) {
+    if !task.holds(first) || task.list.is_some() {
         return;
     }
     let len = FIRST.min(task.seq.kv_len - first);
@@ -101,7 +101,7 @@ fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch:
 fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut PrefetchQueue) {
     let (d, kv) = (task.tiling.head_dim, &task.call.kv);
     // Pages are not prefetched: their rows are many short stretches.
-    if !task.holds(first) || kv.is_paged() {
+    if !task.holds(first) || kv.is_paged() || task.list.is_some() {
         return;
     }
     let (at, len, table) = (task.index_of_key(first), KEY_BLOCK.min(task.seq.kv_len - first), &mut Table::new());

@@ -6,6 +6,7 @@
 //! skipped, and a block with all keys visible to all rows is not masked.
 
 use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::key_numbers::KeyColumns;
 use crate::attention::blocks::task::Row;
 use crate::attention::call::mods::{BlockClass, BlockPosition};
 use crate::attention::call::options::{Covered, Mask};
@@ -70,7 +71,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Drops weights of a row block at random, if the call asks for it.
     pub(crate) fn drop_weights(&mut self, row_block: Range<usize>) {
         let (s, rows) = (self.task.s, row_block.len());
-        if let Some(kept) = self.task.draw_kept(row_block, self.spans, self.first) {
+        let numbers = self.numbers.listed.map(|listed| listed.numbers);
+        if let Some(kept) = self.task.draw_kept(row_block, self.spans, self.first, numbers) {
             dropout::drop_weights(s, self.scores(rows), &kept);
         }
     }
@@ -138,6 +140,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             && of_head == rows.len()
             && call.visible.is_one_range()
             && call.options.own_positions().is_none()
+            && task.list.is_none()
         {
             let positions = [first, first.after(of_head - 1)].map(|row| task.row_position(row.i));
             let (keys, all) = call.visible.seen_in(positions, task.seq.kv_len, self.first..self.first + self.len);
@@ -149,11 +152,15 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Writes the keys of the block that the range rules make visible to each of some rows of the task, and returns them.
     fn visible_ranges<'a>(&self, rows: Range<usize>, ranges: &'a mut [RowKeys]) -> &'a mut [RowKeys] {
         let ranges = &mut ranges[..rows.len()];
-        if self.task.sees_by_positions() {
+        if let Some(positions) = self.numbers.positions.filter(|_| self.task.sees_by_positions()) {
             for row in self.task.rows(rows) {
-                let (positions, seen) = self.task.seen_positions(row.i).expect("the rules are by positions");
-                ranges[row.n] = mask_passes::keys_at(self.task.s, &positions[self.first..][..self.len], seen);
+                let seen = self.task.seen_positions(row.i).expect("the rules are by positions");
+                ranges[row.n] = mask_passes::keys_at(self.task.s, positions, seen);
             }
+            return ranges;
+        }
+        if !self.task.call.visible.hides_keys() {
+            ranges.fill(RowKeys::new(0, self.len, true));
             return ranges;
         }
         for row in self.task.rows(rows) {
@@ -168,7 +175,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     /// keeps the classes it gives.
     fn narrow_rows(&mut self, first: Row, ranges: &mut [RowKeys]) {
         let ((lo, hi), mods) = (union(ranges), self.task.mods);
-        let together = ranges.len() > 1 && lo < hi;
+        let together = ranges.len() > 1 && lo < hi && self.numbers.listed.is_none();
         let all = match together.then(|| mods.class(self.position(first, ranges.len(), lo..hi))) {
             Some(BlockClass::All) => Some(PanelClasses::ALL),
             Some(BlockClass::None) => Some(PanelClasses::NONE),
@@ -178,7 +185,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let row = first.after(k);
             let classes = all.unwrap_or_else(|| match range.is_empty() {
                 true => PanelClasses::NONE,
-                false => mods.classes(self.position(row, 1, range.from..range.to)),
+                false => mods.classes(self.numbers.run(self.task, row, range.from), range.to - range.from),
             });
             self.classes[row.n] = classes;
             *range = range.narrowed(classes);
@@ -191,7 +198,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             batch: self.task.set.sequence,
             head: row.head,
             rows: row.i..row.i + rows,
-            keys: self.first + keys.start..self.first + keys.end,
+            keys: self.numbers.number(keys.start)..self.numbers.number(keys.end - 1) + 1,
             position: self.task.seq.offset.saturating_add_unsigned(row.i),
         }
     }
@@ -214,9 +221,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     ) -> [Columns<T>; MAX_ROW_BLOCK] {
         let (task, [batch, heads, _, width]) = (self.task, of.shape());
         let first_key = cover.first_key(width, task.seq.kv_len);
-        let before = first_key.saturating_sub_unsigned(self.first).max(0) as usize;
-        let column = self.first.saturating_add_signed(first_key.saturating_neg());
-        let len = before + width.saturating_sub(column);
+        let KeyColumns { before, len, first: column, numbers } = self.numbers.columns(first_key, width);
         let mut columns = [Columns { before, len, ..Columns::NONE }; MAX_ROW_BLOCK];
         if column >= width {
             return columns;
@@ -228,7 +233,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             // query or key/value head, of each sequence or those of a period; and `column` is one of its columns.
             columns[row.n] = unsafe {
                 let (first, element) = of.row(sequence, head, row.i);
-                Columns { first: first.offset(column as isize * element), element, before, len }
+                Columns { first: first.offset(column as isize * element), element, before, len, numbers }
             };
         }
         columns
@@ -238,7 +243,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     fn add_alibi_and_score_function(&mut self, row_block: Range<usize>) {
         let task = self.task;
         if let Some(slopes) = task.call.options.alibi {
-            match task.key_positions() {
+            match self.numbers.positions {
                 None => {
                     let mut lines = [(0.0, 0.0); MAX_ROW_BLOCK];
                     for row in task.rows(row_block.clone()) {
@@ -253,7 +258,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                         lines[row.n] = (slopes[row.head], task.row_position(row.i) as i64);
                     }
                     let mut of_block = [0; KEY_BLOCK];
-                    of_block[..self.len].copy_from_slice(&positions[self.first..self.first + self.len]);
+                    of_block[..self.len].copy_from_slice(positions);
                     score_passes::alibi_at(task.s, self.scores(row_block.len()), &lines, &of_block);
                 }
             }
@@ -262,7 +267,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             copy_scores(&mut self.copies.biased, self.regions.scores, row_block.len());
             for row in task.rows(row_block) {
                 let keys = self.spans.of_row(row.n).keys();
-                let run = task.keys_from(row, self.first + keys.start);
+                let run = self.numbers.run(task, row, keys.start);
                 task.mods.apply_score(task.s, run, &mut self.regions.scores[row.n * SCORE_STRIDE..][keys]);
             }
         }
@@ -297,7 +302,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let (lo, hi) = (span.keys().start, span.keys().end);
             self.hide_by_rules(row, lo..hi);
             if task.given.mask {
-                let run = task.keys_from(row, self.first + lo);
+                let run = self.numbers.run(task, row, lo);
                 let scores = &mut self.regions.scores[row.n * SCORE_STRIDE..][lo..hi];
                 task.mods.apply_mask(task.s, run, self.classes[row.n], scores);
             }
@@ -308,9 +313,13 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     fn hide_by_rules(&mut self, row: Row, of: Range<usize>) {
         let (lo, hi) = (of.start, of.end);
         let at = row.n * SCORE_STRIDE..row.n * SCORE_STRIDE + hi;
-        if let Some((positions, seen)) = self.task.seen_positions(row.i) {
+        if let Some(seen) = self.task.seen_positions(row.i) {
+            let positions = self.numbers.positions.unwrap_or_default();
             let scores = &mut self.regions.scores[at][lo..];
-            return mask_passes::hide_at(self.task.s, &positions[self.first + lo..self.first + hi], seen, scores);
+            return mask_passes::hide_at(self.task.s, &positions[lo..hi], seen, scores);
+        }
+        if !self.task.call.visible.hides_keys() {
+            return;
         }
         let keys = self.visible_to(row);
         let scores = &mut self.regions.scores[at];
@@ -330,8 +339,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             // SAFETY: the task's rows are inside the view, with every key of the sequence, and are this worker's alone.
             unsafe {
                 let (first, element) = view.row(task.set.sequence, row.head, row.i);
-                for (j, &score) in (self.first..).zip(scores) {
-                    *first.offset(j as isize * element) = quiet(score);
+                for (j, &score) in scores.iter().enumerate() {
+                    *first.offset(self.numbers.number(j) as isize * element) = quiet(score);
                 }
             }
         }

@@ -5,6 +5,8 @@ use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::mods::Position;
 use crate::attention::call::outputs::Outputs;
 use crate::attention::call::row_mods::{Given, RowMods, RowRun};
+use crate::attention::call::row_order::{RowAt, RowOrder};
+use crate::attention::call::selection::KeyList;
 use crate::attention::call::visibility::{VisiblePositions, least_and_most};
 use crate::attention::call::{Call, RowSet, Sequence};
 use crate::attention::products::Products;
@@ -72,8 +74,10 @@ pub(crate) struct AttentionTask<'t, S> {
     pub(crate) set: RowSet<'t>,
     /// First sequence of the set.
     pub(crate) seq: Sequence,
+    /// Keys that the rows select, if they do: these, in order, are the keys that the task computes.
+    pub(crate) list: Option<KeyList<'t>>,
     /// Key blocks that the rows compute, but for those that are not held or that the positions of their keys hide.
-    pub(crate) blocks: Blocks<'t>,
+    pub(crate) blocks: Blocks,
     /// Number of query heads that share a key/value head.
     group_size: usize,
     /// Prediction of the work after this task, for prefetching.
@@ -134,7 +138,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     #[inline(always)]
     pub(crate) unsafe fn new(bound: BoundCall<'t, S>, set: RowSet<'t>, next: Next<'t>) -> Self {
         let (outputs, task) = (bound.checked.outputs(), Self::reading(bound, set, next));
-        let blocks = if outputs.wants_all_keys() { Blocks::all(task.seq.kv_len) } else { task.blocks };
+        let blocks = if outputs.wants_all_keys() { Blocks::all(task.key_count()) } else { task.blocks };
         Self { outputs, blocks, ..task }
     }
 
@@ -147,8 +151,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         let BoundCall { s, mods, checked, tiling, products } = bound;
         let (call, outputs) = (checked.call(), &Outputs::NONE);
         let (seq, group_size) = (first_sequence(&set, call, tiling), call.group_size());
-        let (given, blocks) = (mods.given(), blocks_of(&set, &seq, call));
-        Self { s, mods, given, call, products, outputs, tiling, set, seq, blocks, group_size, next }
+        let (given, list, blocks) = (mods.given(), list_of(&set, &seq, call), blocks_of(&set, &seq, call));
+        Self { s, mods, given, call, products, outputs, tiling, set, seq, list, blocks, group_size, next }
     }
 
     /// Returns a task of other rows of this call, to prefetch their inputs: it has no outputs.
@@ -157,8 +161,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// As [`Self::new`].
     pub(crate) fn peek(&self, set: &RowSet<'t>) -> Self {
         let (set, seq) = (set.clone(), first_sequence(set, self.call, self.tiling));
-        let blocks = blocks_of(&set, &seq, self.call);
-        Self { set, seq, blocks, outputs: &Outputs::NONE, next: Next::Nothing, ..*self }
+        let (list, blocks) = (list_of(&set, &seq, self.call), blocks_of(&set, &seq, self.call));
+        Self { set, seq, list, blocks, outputs: &Outputs::NONE, next: Next::Nothing, ..*self }
     }
 
     /// Returns the row blocks of the task, as ranges of its rows.
@@ -192,23 +196,22 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
                 first -= group_size * seq.q_len;
                 seq = call.sequence(others.next()?.sequence);
             }
-            // Divides only if the row does not belong to the first head.
-            let (head, i) = if first < seq.q_len { (0, first) } else { (first / seq.q_len, first % seq.q_len) };
-            let len = (seq.q_len - i).min(row_block.len() - n);
+            let RowAt { head, i, left } = RowOrder::of(call, seq.q_len).at(first);
+            let len = left.min(row_block.len() - n);
             let row = Row { n, head: first_head + head, i, q_batch: seq.q_batch, at: seq.first_row + i };
             (first, n) = (first + len, n + len);
             Some((row, len))
         })
     }
 
-    /// Returns the keys of a row from `key` on.
+    /// Returns the keys of a row from key `key` of the sequence on.
     pub(crate) fn keys_from(&self, row: Row, key: usize) -> RowRun<'t> {
         let (position, from) = (self.seq.offset.saturating_add_unsigned(row.i), self.row_position(row.i));
         let key_positions = self.key_positions().map_or(&[][..], |positions| &positions[key..]);
         let distance =
             key_positions.first().map_or(from.saturating_sub_unsigned(key), |&key| from.saturating_sub(key as isize));
         let first = Position { batch: self.set.sequence, head: row.head, row: row.i, key, position, distance };
-        RowRun { first, from, key_positions }
+        RowRun { first, from, place: key % KEY_BLOCK, key_positions, listed: None }
     }
 
     /// Returns the position of a row of the task's first sequence, from which distances are counted.
@@ -233,52 +236,65 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     /// Returns those of [`Self::blocks`] that begin in a range of keys.
     pub(crate) fn blocks_in(&self, keys: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
-        let (kv, source, rule) = (&self.call.kv, self.seq.source, self.rule_of_positions());
+        let (kv, source, rule, list) = (&self.call.kv, self.seq.source, self.rule_of_positions(), self.list);
         let numbers = self.blocks.within(keys.start.div_ceil(KEY_BLOCK)..keys.end.div_ceil(KEY_BLOCK));
         let firsts = numbers.map(|number| number * KEY_BLOCK);
-        firsts.filter(move |&first| kv.holds(source, first) && may_be_seen(rule, first))
+        firsts.filter(move |&first| (list.is_some() || kv.holds(source, first)) && may_be_seen(rule, first))
     }
 
-    /// Returns true if the range rules are by given positions of the keys.
+    /// Number of keys that the task computes, hidden ones too: those that the rows select, or all of the sequence.
+    #[inline]
+    pub(crate) fn key_count(&self) -> usize {
+        self.list.map_or(self.seq.kv_len, KeyList::len)
+    }
+
+    /// Returns true if the range rules are by positions of single keys: given ones, or those of selected keys.
     #[inline]
     pub(crate) fn sees_by_positions(&self) -> bool {
-        self.key_positions().is_some() && self.call.visible.hides_keys()
+        self.has_positions() && self.call.visible.hides_keys()
     }
 
-    /// Returns the given positions of the keys, and those that a row sees, if the range rules are by given positions.
+    /// Returns true if keys have positions of their own: given ones, or those of selected keys.
     #[inline]
-    pub(crate) fn seen_positions(&self, i: usize) -> Option<(&'t [i32], VisiblePositions)> {
+    pub(crate) fn has_positions(&self) -> bool {
+        self.list.is_some() || self.call.options.key_positions.is_some()
+    }
+
+    /// Returns the positions that a row sees, if the range rules are by positions of single keys.
+    #[inline]
+    pub(crate) fn seen_positions(&self, i: usize) -> Option<VisiblePositions> {
         if !self.sees_by_positions() {
             return None;
         }
-        let (positions, position) = (self.key_positions()?, self.row_position(i));
+        let position = self.row_position(i);
         let [seen, _] = self.call.visible.positions(position, position);
-        Some((positions, seen))
+        Some(seen)
     }
 
-    /// Returns the given positions of the keys, and those that some row and that every row sees, if the range rules are by given
-    /// positions and hidden keys need not be computed.
+    /// Returns the positions that some row and that every row sees, if the range rules are by positions of single keys and hidden
+    /// keys need not be computed.
     fn rule_of_positions(&self) -> Option<PositionRule<'t>> {
-        let positions = self.key_positions()?;
-        if !self.call.visible.hides_keys() || self.outputs.wants_all_keys() {
+        if !self.sees_by_positions() || self.outputs.wants_all_keys() {
             return None;
         }
         let [first, last] = self.positions();
-        Some((positions, self.call.visible.positions(first, last)))
+        let keys = BlockPositions { given: self.key_positions(), list: self.list, len: self.key_count() };
+        Some(PositionRule { keys, seen: self.call.visible.positions(first, last) })
     }
 
     /// Returns true if every row sees all of some keys of a block by the range rules.
     pub(crate) fn shows_all(&self, keys: Range<usize>) -> bool {
-        if let Some((positions, [_, all])) = self.rule_of_positions() {
-            return all.has_all(ends(positions, keys.start));
+        if let Some(PositionRule { keys: positions, seen: [_, all] }) = self.rule_of_positions() {
+            return all.has_all(positions.ends(keys.start));
         }
         let [first, last] = self.positions();
         self.call.visible.shows_all(first, last, self.seq.kv_len, keys)
     }
 
-    /// Returns true if a block of the task's sequence starts at key `first` and is held.
+    /// Returns true if a block of the task's keys starts at key `first` and is held. Selected keys are.
     pub(crate) fn holds(&self, first: usize) -> bool {
-        first < self.seq.kv_len && first.is_multiple_of(KEY_BLOCK) && self.call.kv.holds(self.seq.source, first)
+        let there = first < self.key_count() && first.is_multiple_of(KEY_BLOCK);
+        there && (self.list.is_some() || self.call.kv.holds(self.seq.source, first))
     }
 
     /// Returns the first and the last position of a row of the task; of a row of its sequences, if the task has rows of several
@@ -291,15 +307,26 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         })
     }
 
-    /// Draws which weights of a row block are kept, against the key block at `first`, if the call drops any.
-    pub(crate) fn draw_kept(&self, row_block: Range<usize>, spans: &Spans, first: usize) -> Option<Kept> {
+    /// Draws which weights of a row block are kept, against the key block at `first` or the keys of a list with these numbers, if
+    /// the call drops any.
+    pub(crate) fn draw_kept(
+        &self,
+        row_block: Range<usize>,
+        spans: &Spans,
+        first: usize,
+        numbers: Option<&[u32]>,
+    ) -> Option<Kept> {
         let (dropout, [first_row, first_key]) = (self.call.options.dropout?, self.call.options.dropout_from);
         let (mut rows, heads) = ([[0; 2]; MAX_ROW_BLOCK], self.call.q.shape()[1]);
         for row in self.rows(row_block.clone()) {
             rows[row.n] = [(self.set.sequence * heads + row.head) as u32, (first_row + row.i) as u32];
         }
         let mut kept = Kept { weights: [[0; KEY_BLOCK / LANES]; MAX_ROW_BLOCK], factor: dropout.factor() };
-        dropout::draw(self.s, spans, first_key + first, &rows[..row_block.len()], dropout, &mut kept.weights);
+        let rows = &rows[..row_block.len()];
+        match numbers {
+            None => dropout::draw(self.s, spans, first_key + first, rows, dropout, &mut kept.weights),
+            Some(numbers) => dropout::draw_each(spans, numbers, rows, dropout, &mut kept.weights),
+        }
         Some(kept)
     }
 
@@ -323,21 +350,55 @@ fn first_sequence(set: &RowSet<'_>, call: &Call<'_>, tiling: &Tiling) -> Sequenc
     seq
 }
 
+/// Returns the keys that a set of rows selects, if it does.
+#[inline(always)]
+fn list_of<'t>(set: &RowSet<'_>, seq: &Sequence, call: &Call<'t>) -> Option<KeyList<'t>> {
+    call.options.selected?;
+    call.key_list(set.sequence, set.kv_head, &set.rows, seq)
+}
+
 /// Returns the key blocks that a set of rows computes, by the lengths of its first sequence.
 #[inline(always)]
-fn blocks_of<'t>(set: &RowSet<'t>, seq: &Sequence, call: &Call<'_>) -> Blocks<'t> {
+fn blocks_of(set: &RowSet<'_>, seq: &Sequence, call: &Call<'_>) -> Blocks {
+    if let Some(list) = list_of(set, seq, call) {
+        return Blocks::all(list.len());
+    }
     set.blocks.copied().unwrap_or_else(|| call.blocks(set.sequence, seq, set.rows.clone()))
 }
 
-/// Given positions of keys, and those that some row and that every row of a task sees.
-type PositionRule<'t> = (&'t [i32], [VisiblePositions; 2]);
+/// Positions of the keys of a task, by blocks.
+#[derive(Clone, Copy)]
+struct BlockPositions<'t> {
+    given: Option<&'t [i32]>,
+    list: Option<KeyList<'t>>,
+    len: usize,
+}
+
+impl BlockPositions<'_> {
+    /// Returns the least and the greatest position of the keys of the block that starts at key `first`.
+    fn ends(self, first: usize) -> [i32; 2] {
+        let keys = first..self.len.min(first + KEY_BLOCK);
+        match (self.given, self.list) {
+            (Some(given), None) => least_and_most(&given[keys]),
+            // In order.
+            (None, Some(list)) => [keys.start, keys.end - 1].map(|key| list.key(key) as i32),
+            (Some(given), Some(list)) => {
+                let runs = list.runs(keys).map(|(key, len)| least_and_most(&given[key..key + len]));
+                runs.fold([i32::MAX, i32::MIN], |[a, b], [least, most]| [a.min(least), b.max(most)])
+            }
+            (None, None) => unreachable!("keys without positions of their own"),
+        }
+    }
+}
+
+/// Positions of keys, and those that some row and that every row of a task sees.
+#[derive(Clone, Copy)]
+struct PositionRule<'t> {
+    keys: BlockPositions<'t>,
+    seen: [VisiblePositions; 2],
+}
 
 /// Returns true if some row may see a key of the block that starts at key `first`.
 fn may_be_seen(rule: Option<PositionRule<'_>>, first: usize) -> bool {
-    rule.is_none_or(|(positions, [some, _])| some.may_have(ends(positions, first)))
-}
-
-/// Returns the least and the greatest position of the keys of the block that starts at key `first`.
-fn ends(positions: &[i32], first: usize) -> [i32; 2] {
-    least_and_most(&positions[first..positions.len().min(first + KEY_BLOCK)])
+    rule.is_none_or(|PositionRule { keys, seen: [some, _] }| some.may_have(keys.ends(first)))
 }

@@ -5,20 +5,14 @@ use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-/// Numbers of key blocks, ascending, each once.
+/// Numbers of key blocks that hold keys, ascending: a range, or first keys that a window keeps and a range after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Blocks<'t> {
-    /// Blocks that hold keys: a range, or first keys that a window keeps and a range after them.
-    Holding(VisibleKeys),
-    /// Blocks of a list.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no option of a call lists blocks yet"))]
-    Listed(&'t [u32]),
-}
+pub(crate) struct Blocks(pub(crate) VisibleKeys);
 
-impl<'t> Blocks<'t> {
+impl Blocks {
     /// Returns all blocks of a number of keys.
     pub(crate) const fn all(keys: usize) -> Self {
-        Self::Holding(VisibleKeys { prefix: 0, start: 0, end: keys })
+        Self(VisibleKeys { prefix: 0, start: 0, end: keys })
     }
 
     /// Number of blocks.
@@ -26,67 +20,41 @@ impl<'t> Blocks<'t> {
         self.place(usize::MAX)
     }
 
-    /// Number of keys to compute; with those of a whole block for the last one of a list.
+    /// Number of keys to compute.
     pub(crate) fn keys(self) -> usize {
-        match self {
-            Self::Holding(keys) => keys.count(),
-            Self::Listed(numbers) => numbers.len() * KEY_BLOCK,
-        }
+        self.0.count()
     }
 
     /// Returns the number of the `n`th block.
-    ///
-    /// # Panics
-    /// A list may panic if it has no `n`th block.
     #[inline]
     pub(crate) fn at(self, n: usize) -> usize {
-        match self {
-            Self::Holding(keys) => {
-                let (kept, others) = ranges(keys);
-                if n < kept { n } else { others.start + (n - kept) }
-            }
-            Self::Listed(numbers) => numbers[n] as usize,
-        }
+        let (kept, others) = ranges(self.0);
+        if n < kept { n } else { others.start + (n - kept) }
     }
 
     /// Returns how many of the blocks come before a number: its place, if it is one of theirs.
     #[inline]
     pub(crate) fn place(self, number: usize) -> usize {
-        match self {
-            Self::Holding(keys) => {
-                let (kept, others) = ranges(keys);
-                number.min(kept) + number.clamp(others.start, others.end) - others.start
-            }
-            Self::Listed(numbers) => numbers.partition_point(|&n| (n as usize) < number),
-        }
+        let (kept, others) = ranges(self.0);
+        number.min(kept) + number.clamp(others.start, others.end) - others.start
     }
 
     /// Returns how many blocks there are before the first one that is missing.
     pub(crate) fn leading(self) -> usize {
-        match self {
-            Self::Holding(keys) => {
-                let (kept, others) = ranges(keys);
-                if others.start == kept { others.end } else { kept }
-            }
-            Self::Listed(numbers) => numbers.iter().zip(0..).take_while(|&(&n, expected)| n == expected).count(),
-        }
+        let (kept, others) = ranges(self.0);
+        if others.start == kept { others.end } else { kept }
     }
 
     /// Iterates over those of the numbers that lie in a range.
-    pub(crate) fn within(self, numbers: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + use<'t> {
+    pub(crate) fn within(self, numbers: Range<usize>) -> impl DoubleEndedIterator<Item = usize> {
         (self.place(numbers.start)..self.place(numbers.end)).map(move |n| self.at(n))
     }
 
     /// Returns a range that holds all keys to compute of the block of `len` keys from key `first` on, counted from there; it
     /// begins with a panel.
     pub(crate) fn keys_in(self, first: usize, len: usize) -> Range<usize> {
-        match self {
-            Self::Holding(keys) => {
-                let (start, end) = keys.within(first, len).key_range();
-                start / LANES * LANES..end
-            }
-            Self::Listed(_) => 0..len,
-        }
+        let (start, end) = self.0.within(first, len).key_range();
+        start / LANES * LANES..end
     }
 }
 
@@ -105,7 +73,7 @@ mod tests {
     use super::*;
 
     /// Asserts what is said of blocks that are these.
-    fn assert_are(blocks: Blocks<'_>, expected: &[usize], what: &str) {
+    fn assert_are(blocks: Blocks, expected: &[usize], what: &str) {
         assert_eq!(blocks.len(), expected.len(), "{what}");
         assert!(expected.iter().enumerate().all(|(n, &number)| blocks.at(n) == number), "{what}");
         assert_eq!(blocks.leading(), (0..).zip(expected).take_while(|(n, number)| n == *number).count(), "{what}");
@@ -125,7 +93,7 @@ mod tests {
         for prefix in ends {
             for start in ends.into_iter().filter(|&start| start > prefix || prefix == 0) {
                 for end in ends.into_iter().filter(|&end| end >= start) {
-                    let blocks = Blocks::Holding(VisibleKeys { prefix, start, end });
+                    let blocks = Blocks(VisibleKeys { prefix, start, end });
                     let mut expected: Vec<usize> = (0..prefix).chain(start..end).map(|key| key / KEY_BLOCK).collect();
                     expected.dedup();
                     assert_are(blocks, &expected, &format!("0..{prefix} and {start}..{end}"));
@@ -139,15 +107,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    #[test]
-    fn listed_blocks_are_those_of_the_list() {
-        for list in [&[][..], &[0], &[5], &[0, 1, 2], &[0, 1, 4, 6], &[2, 3, 5]] {
-            let expected: Vec<usize> = list.iter().map(|&n| n as usize).collect();
-            assert_are(Blocks::Listed(list), &expected, &format!("{list:?}"));
-            assert_eq!(Blocks::Listed(list).keys_in(512, 100), 0..100);
         }
     }
 }

@@ -28,6 +28,7 @@ impl<'a> CheckedCall<'a> {
         call.head_options_fit()?;
         call.kv_lens_fit()?;
         call.positions_fit()?;
+        call.selected_fit()?;
         Ok(Self { call: call.broadcast()?, outputs: Outputs::NONE, bias: call.options.bias })
     }
 
@@ -75,7 +76,8 @@ impl<'a> CheckedCall<'a> {
     /// # Panics
     /// If they do not.
     pub(crate) fn assert_held_by(&self, tiling: &Tiling) {
-        let fits = [tiling.head_dim, tiling.value_dim] == self.call.kv.dims() && tiling.holds(self.call.longest().1);
+        let dims = [tiling.head_dim, tiling.value_dim] == self.call.kv.dims();
+        let fits = dims && tiling.holds(self.call.longest().1) && tiling.has_gathered(self.call.gathered_floats());
         assert!(fits, "the tiling is for other sizes");
     }
 }

@@ -26,9 +26,12 @@ pub struct Dropout {
 impl Dropout {
     /// Returns true if the weight at a position is kept, in a call of `heads` query heads.
     pub fn keeps(&self, at: Position, heads: usize) -> bool {
-        let head = (at.batch * heads + at.head) as u32;
-        let number = philox(self.seed, [self.offset, head, at.row as u32, (at.key / 4) as u32])[at.key % 4];
-        number >= self.threshold()
+        self.keeps_key([(at.batch * heads + at.head) as u32, at.row as u32], at.key)
+    }
+
+    /// Returns true if the weight of a key is kept in a row, by its counter: sequence · heads + head, row.
+    pub(crate) fn keeps_key(&self, [head, row]: [u32; 2], key: usize) -> bool {
+        philox(self.seed, [self.offset, head, row, (key / 4) as u32])[key % 4] >= self.threshold()
     }
 
     /// Factor of the weights that are kept: 1/(1 − p).

@@ -8,6 +8,9 @@ use crate::kv::source::values_fit;
 use crate::tensor::misfit::{Bound, Fault, Misfit, cumulative, same};
 use crate::tensor::rows::MAX_DIM;
 
+/// Name of the ends of lists in messages.
+const END_OF_SELECTED: &str = "selected keys, one past the greatest number of each sequence";
+
 /// Checks that queries, keys and values that are tensors fit together; arguments are their shapes.
 pub fn tensors_fit(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<(), Misfit> {
     same("k", "batch", k[0], q[0], "q")?;
@@ -121,6 +124,27 @@ impl Call<'_> {
                     _ => (kv_len, "the keys of that sequence"),
                 };
                 same(argument, "length", positions.len(), expected, of)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that selected keys are those of the call's sequences, heads and rows. What reads listed keys relies on it.
+    pub fn selected_fit(&self) -> Result<(), Misfit> {
+        let Some(selected) = self.options.selected else { return Ok(()) };
+        let (argument, heads) = ("selected keys", [1, self.kv.kv_heads(), self.q.shape()[1]]);
+        same(argument, "number of sequences", selected.sequences(), self.sequence_count(), "the call")?;
+        if !heads.contains(&selected.heads()) {
+            let of = "q; lists are of all heads together, of each key/value head, or of each query head";
+            return same(argument, "heads", selected.heads(), heads[2], of);
+        }
+        for (index, &got) in selected.q_lens().iter().enumerate() {
+            let Sequence { q_len, kv_len, .. } = self.sequence(index);
+            same(argument, "rows of a sequence", got, q_len, "q")?;
+            let (end, limit) = (selected.end_of(index), kv_len.div_ceil(selected.unit()));
+            if end > limit {
+                let (bound, of) = (Bound::AtMost, "the units of keys that the sequence has");
+                return Fault::Entry { index, got: end, bound, limit, of }.of(END_OF_SELECTED);
             }
         }
         Ok(())

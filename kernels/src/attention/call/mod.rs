@@ -9,11 +9,15 @@ pub(crate) mod mods;
 pub(crate) mod options;
 pub(crate) mod outputs;
 pub(crate) mod row_mods;
+pub(crate) mod row_order;
+pub(crate) mod selection;
 pub(crate) mod visibility;
 
 use crate::attention::call::blocks::Blocks;
 use crate::attention::call::mods::{BlockPosition, CallFacts, MaskError, MaskMod};
 use crate::attention::call::options::{Options, Ragged};
+use crate::attention::call::row_order::RowOrder;
+use crate::attention::call::selection::KeyList;
 use crate::attention::call::visibility::{Alignment, Visible, VisibleKeys, least_and_most};
 use crate::kv::source::KeyValues;
 use crate::tensor::any::Tensor;
@@ -72,6 +76,27 @@ impl<'a> Call<'a> {
         let positions = self.options.key_positions?[sequence];
         Some(self.options.kv_lens.map_or(positions, |lens| &positions[..lens[sequence]]))
     }
+
+    /// Returns the keys that some rows of a sequence, counted as in a [`RowSet`], select, if the call has lists. The rows have one
+    /// list; those of none have no list.
+    #[inline]
+    pub(crate) fn key_list(
+        &self,
+        sequence: usize,
+        kv_head: usize,
+        rows: &Range<usize>,
+        seq: &Sequence,
+    ) -> Option<KeyList<'a>> {
+        // Work without rows may begin after the last one.
+        let selected = self.options.selected.filter(|_| rows.start < self.group_size() * seq.q_len)?;
+        let [in_group, group] = RowOrder::of(self, seq.q_len).list_of(rows.start);
+        let head = match selected.heads() {
+            1 => 0,
+            _ if self.lists_are_of_query_heads() => kv_head * self.group_size() + in_group,
+            _ => kv_head,
+        };
+        Some(selected.list(sequence, head, group, seq.kv_len))
+    }
 }
 
 impl Call<'_> {
@@ -90,6 +115,36 @@ impl Call<'_> {
     #[inline]
     pub fn group_size(&self) -> usize {
         self.q.shape()[1] / self.kv.kv_heads().max(1)
+    }
+
+    /// Returns true if the query heads that share a key/value head have lists of keys of their own.
+    #[inline]
+    pub(crate) fn lists_are_of_query_heads(&self) -> bool {
+        self.options.selected.is_some_and(|selected| selected.heads() != 1 && selected.heads() != self.kv.kv_heads())
+    }
+
+    /// Number of floats of a block that selected keys are gathered in; 0 if none are.
+    pub fn gathered_floats(&self) -> usize {
+        // Blocks of a cache have more heads, and their bytes were counted when it was made.
+        self.options.selected.map_or(0, |_| self.kv.gathered_floats().unwrap_or(usize::MAX))
+    }
+
+    /// Returns the number of tasks, of at most `task_rows` rows, of a call whose rows select keys.
+    pub fn tasks_of_lists(&self, task_rows: usize) -> Option<usize> {
+        let (selected, rows) = (self.options.selected?, self.list_rows());
+        let lists = selected.all_groups().saturating_mul(self.lists_of_kv_head()).saturating_mul(self.kv.kv_heads());
+        Some(lists.saturating_mul(rows.div_ceil(task_rows).max(1)))
+    }
+
+    /// Number of lists of a group of rows in the heads that share a key/value head.
+    pub(crate) fn lists_of_kv_head(&self) -> usize {
+        if self.lists_are_of_query_heads() { self.group_size() } else { 1 }
+    }
+
+    /// Largest number of rows that share a list and a key/value head.
+    pub(crate) fn list_rows(&self) -> usize {
+        let heads = if self.lists_are_of_query_heads() { 1 } else { self.group_size() };
+        self.options.selected.map_or(0, |selected| selected.rows().min(self.longest().0).saturating_mul(heads))
     }
 
     /// Returns the facts that a mask function learns about the call.
@@ -147,6 +202,19 @@ impl Call<'_> {
         }
     }
 
+    /// Mean number of keys of the lists of a sequence's rows, if they have lists: whole units.
+    pub fn keys_of_list(&self, sequence: usize) -> Option<f64> {
+        let selected = self.options.selected?;
+        let lists = selected.groups_of(sequence) * selected.heads();
+        Some(if lists == 0 { 0.0 } else { selected.keys_of(sequence) as f64 / lists as f64 })
+    }
+
+    /// Largest number of keys of a row: those of a list, or of a sequence.
+    pub fn most_keys_of_row(&self) -> usize {
+        let all = self.longest().1;
+        self.options.selected.map_or(all, |selected| selected.most_keys().min(all))
+    }
+
     /// Returns the shape of the key weight sums, which have an element for each key of each key/value head.
     pub(crate) fn key_weight_sums_shape(&self) -> [usize; 4] {
         let (batch, keys) = match self.options.ragged {
@@ -198,26 +266,19 @@ impl Call<'_> {
     /// Returns the key blocks that some rows of a sequence, counted as in a [`RowSet`], compute: those that hold keys which its
     /// length and the range rules show to some row. If positions of keys are given, all its blocks.
     #[inline]
-    pub(crate) fn blocks(&self, sequence: usize, seq: &Sequence, rows: Range<usize>) -> Blocks<'static> {
-        #[cfg(test)]
-        if let Some(list) = self.options.listed {
-            return Blocks::Listed(list);
-        }
+    pub(crate) fn blocks(&self, sequence: usize, seq: &Sequence, rows: Range<usize>) -> Blocks {
         // Without rows keys are only prefetched.
         if rows.is_empty() || !self.visible.hides_keys() || self.options.key_positions.is_some() {
             return Blocks::all(seq.kv_len);
         }
         let [first, last] = self.positions(sequence, seq, rows);
-        Blocks::Holding(self.visible.keys_of_rows(first, last, seq.kv_len))
+        Blocks(self.visible.keys_of_rows(first, last, seq.kv_len))
     }
 
-    /// Returns the first and the last position of some rows of a sequence, one at least, counted as in a [`RowSet`]; of all its
-    /// rows, if they belong to several heads.
+    /// Returns the first and the last position of some rows of a sequence, one at least, counted as in a [`RowSet`]; of more of
+    /// its rows, if they belong to several heads.
     pub(crate) fn positions(&self, sequence: usize, seq: &Sequence, rows: Range<usize>) -> [isize; 2] {
-        let (q_len, ends) = (seq.q_len, [rows.start, rows.end - 1]);
-        // Rows of one head are in order; a task that covers several heads may hold any row. One row a head needs no division.
-        let in_order = q_len > 1 && ends[0] / q_len == ends[1] / q_len;
-        let [first, last] = if in_order { ends.map(|row| row % q_len) } else { [0, q_len - 1] };
+        let [first, last] = RowOrder::of(self, seq.q_len).ends(&rows);
         match self.row_positions(sequence) {
             Some(positions) => least_and_most(&positions[first..=last]).map(|position| position as isize),
             None => [first, last].map(|row| seq.offset.saturating_add_unsigned(row)),
@@ -241,7 +302,7 @@ pub(crate) struct SplitSequence {
     /// Number of its rows that share a key/value head.
     pub(crate) rows: usize,
     /// Key blocks that may be visible to it.
-    pub(crate) blocks: Blocks<'static>,
+    pub(crate) blocks: Blocks,
     /// Number of its first key blocks, none of them missing, that lie in the same memory as those of the entry before this one.
     pub(crate) shared: usize,
     /// True if all blocks of a head are accumulated into one part, by one worker, in order; false if each has a part, or there are
@@ -254,8 +315,8 @@ pub(crate) struct SplitSequence {
 
 /// Query rows of one key/value head: a range of one sequence's, or all rows of sequences with keys in the same memory.
 ///
-/// The rows of the first sequence come first. Row `r` of a sequence is query row `r % q_len` of the `r / q_len`-th query head
-/// that shares the key/value head.
+/// The rows of the first sequence come first. [`RowOrder`] says which query row of which head a row of a sequence is. If rows select
+/// keys, all rows of the set have one list.
 #[derive(Debug, Clone)]
 pub(crate) struct RowSet<'t> {
     /// First sequence; its lengths say which keys are read.
@@ -266,7 +327,7 @@ pub(crate) struct RowSet<'t> {
     /// Rows of the set, counted over all rows of its sequences.
     pub(crate) rows: Range<usize>,
     /// Key blocks that the rows compute, if not all that [they may see](Call::blocks).
-    pub(crate) blocks: Option<&'t Blocks<'t>>,
+    pub(crate) blocks: Option<&'t Blocks>,
 }
 
 impl RowSet<'static> {

@@ -2,6 +2,7 @@
 //! the caller's score function; then everything that hides keys.
 
 use crate::attention::call::dropout::Dropout;
+use crate::attention::call::selection::SelectedKeys;
 use crate::elementary::exp2;
 use crate::tensor::any::Tensor;
 use crate::tensor::view::View;
@@ -120,9 +121,8 @@ pub struct Options<'a> {
     /// Row and key, of a call that is cut into parts, that dropout counts this call's first row and key as; the key is a multiple
     /// of 256.
     pub dropout_from: [usize; 2],
-    /// Key blocks that all rows compute, and no others; ascending, each once.
-    #[cfg(test)]
-    pub(crate) listed: Option<&'static [u32]>,
+    /// Keys that rows select; they see no others.
+    pub selected: Option<&'a SelectedKeys>,
 }
 
 impl Options<'_> {

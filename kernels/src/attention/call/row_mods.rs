@@ -51,8 +51,21 @@ pub(crate) struct RowRun<'a> {
     pub(crate) first: Position,
     /// Position of the row that distances are counted from.
     pub(crate) from: isize,
-    /// Given positions of the keys, and of any that follow; empty if none are given.
+    /// Place of the first key in its block.
+    pub(crate) place: usize,
+    /// Positions of the keys, and of any that follow, if they have their own; empty if not.
     pub(crate) key_positions: &'a [i32],
+    /// Numbers of the keys, if they are those of a list.
+    pub(crate) listed: Option<ListedKeys<'a>>,
+}
+
+/// Keys of a list that follow one another in it.
+#[derive(Clone, Copy)]
+pub(crate) struct ListedKeys<'a> {
+    /// Their numbers in the sequence, and those of any that follow.
+    pub(crate) numbers: &'a [u32],
+    /// A bit for each key of the block, 1 if the mask function is asked about it; `None` if it is asked about all.
+    pub(crate) asked: Option<&'a KeyBits>,
 }
 
 impl RowRun<'_> {
@@ -63,13 +76,22 @@ impl RowRun<'_> {
             Some(&key) => self.from.saturating_sub(key as isize),
             None => self.first.distance.saturating_sub_unsigned(j),
         };
-        Position { key: self.first.key + j, distance, ..self.first }
+        let key = self.listed.map_or(self.first.key + j, |listed| listed.numbers[j] as usize);
+        Position { key, distance, ..self.first }
+    }
+
+    /// Returns true if the mask function is asked about the `j`th key after the first.
+    #[inline(always)]
+    fn asks(&self, j: usize) -> bool {
+        self.listed.and_then(|listed| listed.asked).is_none_or(|asked| is_visible(asked, self.place + j))
     }
 
     /// Returns the keys from the `j`th on.
     #[inline(always)]
     fn after(self, j: usize) -> Self {
-        Self { first: self.at(j), key_positions: self.key_positions.get(j..).unwrap_or(&[]), ..self }
+        let key_positions = self.key_positions.get(j..).unwrap_or(&[]);
+        let listed = self.listed.map(|listed| ListedKeys { numbers: &listed.numbers[j..], ..listed });
+        Self { first: self.at(j), place: self.place + j, key_positions, listed, ..self }
     }
 }
 
@@ -92,9 +114,9 @@ pub(crate) trait RowMods<S>: Sync {
     fn apply_weight(&self, run: RowRun<'_>, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
     /// Returns the class that the mask function gives a block.
     fn class(&self, block: BlockPosition) -> BlockClass;
-    /// Returns the classes that the mask function gives the panels of a block of one row. Panels without a key of the block
-    /// may have any.
-    fn classes(&self, block: BlockPosition) -> PanelClasses;
+    /// Returns the classes that the mask function gives the panels of `len` keys of one row. Panels without one of the keys may
+    /// have any.
+    fn classes(&self, run: RowRun<'_>, len: usize) -> PanelClasses;
 }
 
 of_every_token! {
@@ -140,6 +162,9 @@ impl<A, B: MaskMod, C> Mods<A, B, C> {
     /// Finds out which of some consecutive keys of a row the mask function keeps; `classes` are those of their panels.
     #[inline(always)]
     fn answer(&self, run: RowRun<'_>, classes: PanelClasses, keep: &mut [bool]) {
+        if run.listed.is_some() {
+            return self.ask(run, keep);
+        }
         let block = run.first.of_keys(keep.len());
         let finds = self.find(&block, |key| {
             keep[key - block.keys.start] = true;
@@ -165,8 +190,38 @@ impl<A, B: MaskMod, C> Mods<A, B, C> {
     #[inline(always)]
     fn ask(&self, run: RowRun<'_>, keep: &mut [bool]) {
         for (j, keep) in keep.iter_mut().enumerate() {
-            *keep = self.mask.keep(run.at(j));
+            *keep = !run.asks(j) || self.mask.keep(run.at(j));
         }
+    }
+
+    /// Returns the class that the mask function gives `len` keys of a list of one row, by that of all keys between the first and the
+    /// last, if these are of one key block.
+    fn class_of_listed(&self, run: RowRun<'_>, len: usize) -> BlockClass {
+        let (asked, [first, last]) = ((0..len).filter(|&j| run.asks(j)).count(), [0, len - 1].map(|j| run.at(j).key));
+        match asked > 0 {
+            false => BlockClass::All,
+            true if first / KEY_BLOCK < last / KEY_BLOCK => BlockClass::Mixed,
+            true => match self.mask.class(run.first.of_keys(last + 1 - first)) {
+                BlockClass::None if asked < len => BlockClass::Mixed,
+                class => class,
+            },
+        }
+    }
+
+    /// Returns the classes of the panels of `len` keys of a list of one row.
+    fn classes_of_listed(&self, run: RowRun<'_>, len: usize) -> PanelClasses {
+        let (mut classes, mut from) = (PanelClasses::NONE, 0);
+        while from < len {
+            let to = len.min((run.place + from) / LANES * LANES + LANES - run.place);
+            let panel = 1 << ((run.place + from) / LANES);
+            match self.class_of_listed(run.after(from), to - from) {
+                BlockClass::None => {}
+                BlockClass::All => classes.hidden &= !panel,
+                BlockClass::Mixed => (classes.hidden, classes.mixed) = (classes.hidden & !panel, classes.mixed | panel),
+            }
+            from = to;
+        }
+        classes
     }
 }
 
@@ -240,7 +295,7 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
         s.vectorize(
             #[inline(always)]
             || {
-                let (len, start) = (scores.len(), run.first.key % KEY_BLOCK);
+                let (len, start) = (scores.len(), run.place);
                 let inside = panel_bits(start / LANES..(start + len).div_ceil(LANES));
                 let keys = |panels: Range<usize>| panels.start * LANES - start..len.min(panels.end * LANES - start);
                 for panels in runs(classes.hidden & inside) {
@@ -270,7 +325,11 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
         self.mask.class(block)
     }
 
-    fn classes(&self, block: BlockPosition) -> PanelClasses {
+    fn classes(&self, run: RowRun<'_>, len: usize) -> PanelClasses {
+        if run.listed.is_some() {
+            return self.classes_of_listed(run, len);
+        }
+        let block = run.first.of_keys(len);
         match self.mask.class(block.clone()) {
             BlockClass::All => return PanelClasses::ALL,
             BlockClass::None => return PanelClasses::NONE,

@@ -4,6 +4,7 @@ use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::RowSet;
+use crate::attention::call::row_order::RowOrder;
 use crate::attention::scratch::{Regions, Scratch};
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax;
@@ -48,14 +49,15 @@ impl Sums<'_> {
             }
             score_passes::weights(s, block.scores(rows), &references);
             let mut totals = [0.0f32; KEY_BLOCK];
-            for (key, total) in (first..).zip(&mut totals[..block.len]) {
+            let numbers = block.numbers;
+            for (j, total) in totals[..block.len].iter_mut().enumerate() {
                 // SAFETY: the caller guarantees that the sums are this worker's alone.
-                *total = unsafe { *self.at(key) };
+                *total = unsafe { *self.at(numbers.number(j)) };
             }
             score_passes::add_weight_sums(s, block.scores(rows), &mut totals);
-            for (key, &total) in (first..).zip(&totals[..block.len]) {
+            for (j, &total) in totals[..block.len].iter().enumerate() {
                 // SAFETY: the caller guarantees that the sums are this worker's alone.
-                unsafe { *self.at(key) = quiet(total) };
+                unsafe { *self.at(numbers.number(j)) = quiet(total) };
             }
         }
     }
@@ -106,11 +108,12 @@ pub(crate) unsafe fn key_weight_sums<S: Simd>(
         // SAFETY: the caller guarantees that the sums are this worker's alone.
         unsafe { *sums.at(j) = 0.0 };
     }
-    let (rows, step) = (call.rows_of(sequence), bound.tiling.row_block_rows());
-    for first in (0..rows).step_by(step) {
+    let (order, step) = (RowOrder::of(call, call.sequence(sequence).q_len), bound.tiling.row_block_rows());
+    let lists = (0..order.lists()).map(|list| order.rows_of_list(list));
+    for (first, end) in lists.flat_map(|rows| rows.clone().step_by(step).map(move |first| (first, rows.end))) {
         // Each row block is a separate task: scratch for copied queries and states holds one task's rows, not the
         // whole head's.
-        let set = RowSet::of(sequence, kv_head, first..rows.min(first + step));
+        let set = RowSet::of(sequence, kv_head, first..end.min(first + step));
         let task = AttentionTask::reading(bound, set, Next::Nothing);
         // SAFETY: the caller guarantees that the sums are this worker's alone.
         unsafe { sums.add(&task, &mut scratch.regions(task.tiling)) }

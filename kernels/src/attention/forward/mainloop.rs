@@ -65,6 +65,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         if self.set.rows.is_empty() {
             return;
         }
+        score_outputs::fill_unselected(self);
         let regions = &mut scratch.regions(self.tiling);
         let queries = Queries::of(self, regions);
         for &nonfinite in passes {
@@ -217,7 +218,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         score_passes::weights(task.s, ScoreBlock { scores, spans, rows }, &ends);
         for row in task.rows(row_block) {
             let keys = spans.of_row(row.n).keys();
-            let run = task.keys_from(row, self.first + keys.start);
+            let run = self.numbers.run(task, row, keys.start);
             let weights = &mut scores[row.n * SCORE_STRIDE..][keys.clone()];
             task.mods.apply_weight(run, weights, keys, visible.of_row(row.n));
         }

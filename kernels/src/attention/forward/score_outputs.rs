@@ -33,6 +33,22 @@ pub(crate) fn fill_rows_beyond<S: Simd>(task: &AttentionTask<'_, S>) {
     }
 }
 
+/// Fills the rows of a task that selects keys: those that are not selected are written like keys beyond the sequence.
+pub(crate) fn fill_unselected<S: Simd>(task: &AttentionTask<'_, S>) {
+    for (view, point) in task.outputs.points.iter().zip(POINTS) {
+        let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0 && task.list.is_some()) else { continue };
+        for row in task.rows(0..task.set.rows.len()) {
+            // SAFETY: the task's rows are inside the view, with all its columns, and are this worker's alone.
+            unsafe {
+                let (first, element) = view.row(task.set.sequence, row.head, row.i);
+                for j in 0..view.shape()[3] {
+                    *first.offset(j as isize * element) = point.beyond();
+                }
+            }
+        }
+    }
+}
+
 /// Turns the scores written for [`Point::Weights`] into weights, and fills the keys beyond the sequence. The maxima
 /// and sums are those of all keys.
 pub(crate) fn finish_scores<S: Simd>(task: &AttentionTask<'_, S>, regions: &mut Regions<'_>) {
@@ -66,17 +82,18 @@ unsafe fn finish_weights<S: Simd>(
     reference: (f32, f32),
     scratch: &mut [f32],
 ) {
-    for block in (0..task.seq.kv_len).step_by(KEY_BLOCK) {
-        let len = KEY_BLOCK.min(task.seq.kv_len - block);
+    let column = |key: usize| task.list.map_or(key, |list| list.key(key)) as isize;
+    for block in (0..task.key_count()).step_by(KEY_BLOCK) {
+        let len = KEY_BLOCK.min(task.key_count() - block);
         for (j, x) in scratch[..len].iter_mut().enumerate() {
-            // SAFETY: key `block + j < kv_len`.
-            *x = unsafe { *first.offset((block + j) as isize * element) };
+            // SAFETY: the key is one of the sequence.
+            *x = unsafe { *first.offset(column(block + j) * element) };
         }
         let spans = Spans::of(&[Span::new(0, len, false)], S::TILE_ROWS);
         score_passes::weights(task.s, ScoreBlock { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
         for (j, &x) in scratch[..len].iter().enumerate() {
-            // SAFETY: key `block + j < kv_len`.
-            unsafe { *first.offset((block + j) as isize * element) = quiet(x) };
+            // SAFETY: the key is one of the sequence.
+            unsafe { *first.offset(column(block + j) * element) = quiet(x) };
         }
     }
 }

@@ -46,8 +46,7 @@ impl<'t> ShortCall<'t> {
             row_positions: _,
             key_positions: _,
             period: _,
-            #[cfg(test)]
-                listed: None,
+            selected: None,
         } = call.options
         else {
             return None;

@@ -1,5 +1,6 @@
 //! What split-KV of a call would accumulate and read, for plans; and which sequences may share key blocks.
 
+use crate::attention::call::row_order::RowOrder;
 use crate::attention::call::{Call, Sequence, SplitSequence};
 use crate::attention::schedule::split_sequences::{SplitSequences, part_floats};
 use crate::simd::LANES;
@@ -97,12 +98,18 @@ impl Call<'_> {
 
     /// Returns the sequences with 1 to `most_rows` rows for a key/value head.
     pub(crate) fn split_sequences(&self, most_rows: usize) -> impl Iterator<Item = usize> {
-        (0..self.sequence_count()).filter(move |&sequence| (1..=most_rows).contains(&self.rows_of(sequence)))
+        let few = move |&sequence: &usize| (1..=most_rows).contains(&self.rows_of(sequence));
+        (0..self.sequence_count()).filter(few).filter(|&sequence| self.shares_keys(sequence))
     }
 
-    /// Returns true if at most `most_rows` rows of a sequence share a key/value head.
+    /// Returns true if at most `most_rows` rows of a sequence share a key/value head, and they share their keys.
     pub(crate) fn is_split(&self, sequence: usize, most_rows: usize) -> bool {
-        self.rows_of(sequence) <= most_rows
+        self.rows_of(sequence) <= most_rows && self.shares_keys(sequence)
+    }
+
+    /// Returns true if all rows of a sequence that share a key/value head select the same keys, or none selects any.
+    fn shares_keys(&self, sequence: usize) -> bool {
+        self.options.selected.is_none() || RowOrder::of(self, self.sequence(sequence).q_len).lists() <= 1
     }
 
     /// Returns true if every row of a sequence sees all of these keys by its length and the range rules. Positions of their
@@ -118,7 +125,8 @@ impl Call<'_> {
 
     /// Returns true if sequences may have keys in the same memory.
     pub(crate) fn may_share_keys(&self) -> bool {
+        let own = self.options.selected.is_some();
         let cumulative = self.options.ragged.is_some_and(|ragged| ragged.k.is_some());
-        self.sequence_count() > 1 && !cumulative && self.kv.may_share_memory()
+        self.sequence_count() > 1 && !cumulative && !own && self.kv.may_share_memory()
     }
 }

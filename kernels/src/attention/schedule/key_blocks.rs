@@ -70,9 +70,13 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     unsafe fn accumulate(&mut self, step: Step, regions: &mut Regions<'_>) {
         let (call, parts, unit) = (self.bound.checked.call(), self.parts, step.unit);
         let mut entries = parts.units.sharers(unit);
-        // A block that a cache has evicted is evicted for all that share it.
-        let source = call.sequence(parts.units.entry(unit.entry).sequence).source;
-        let held = call.kv.holds(source, parts.units.first_key(unit));
+        // A block that a cache has evicted is evicted for all that share it. Lists of keys are as long as they are.
+        let (sequence, first) = (parts.units.entry(unit.entry).sequence, parts.units.first_key(unit));
+        let seq = call.sequence(sequence);
+        let held = match call.key_list(sequence, unit.head, &(0..1), &seq) {
+            Some(list) => first < list.len(),
+            None => call.kv.holds(seq.source, first),
+        };
         let in_order = parts.units.entry(unit.entry).in_order;
         if if in_order { unit.block == 0 } else { !held } {
             for entry in entries.clone() {
@@ -161,8 +165,8 @@ fn are_alike(call: &Call<'_>, given: Given) -> bool {
         row_positions: _,
         key_positions: _,
         period: _,
-        #[cfg(test)]
-            listed: _,
+        // Listed sequences share no blocks.
+        selected: _,
     } = &call.options;
     bias.is_none() && alibi.is_none() && mask.is_none() && dropout.is_none() && !given.score && !given.mask
 }

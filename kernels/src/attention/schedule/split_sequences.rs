@@ -2,6 +2,7 @@
 //! blocks that several sequences share are computed once for all of them.
 
 use crate::attention::call::blocks::Blocks;
+use crate::attention::call::selection::KeyList;
 use crate::attention::call::{Call, SplitSequence};
 use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::simd::LANES;
@@ -78,8 +79,14 @@ impl SplitSequence {
 
     /// Creates the entry of a sequence that comes first and shares nothing.
     pub(crate) fn new(call: &Call<'_>, sequence: usize) -> Self {
-        let rows = call.rows_of(sequence);
-        Self { sequence, rows, blocks: call.blocks(sequence, &call.sequence(sequence), 0..rows), ..Self::END }
+        let (rows, seq) = (call.rows_of(sequence), call.sequence(sequence));
+        // Of the longest list: units beyond a shorter one have no keys.
+        let lists = (0..call.kv.kv_heads()).filter_map(|head| call.key_list(sequence, head, &(0..rows), &seq));
+        let blocks = match lists.map(KeyList::len).max() {
+            Some(keys) => Blocks::all(keys),
+            None => call.blocks(sequence, &seq, 0..rows),
+        };
+        Self { sequence, rows, blocks, ..Self::END }
     }
 
     /// Returns the number of parts of each head.

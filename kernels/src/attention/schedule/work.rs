@@ -2,6 +2,8 @@
 //! explanations of plans read the same list.
 
 use crate::attention::call::outputs::Outputs;
+use crate::attention::call::row_order::RowOrder;
+use crate::attention::call::selection::SelectedKeys;
 use crate::attention::call::{Call, RowSet};
 use crate::attention::schedule::units::Units;
 use crate::attention::scratch::Tiling;
@@ -53,7 +55,8 @@ impl<'a> Schedule<'a> {
         let wanted = outputs.key_weight_sums.is_some() && !call.key_weight_sums_shape().contains(&0);
         let sums = if wanted { sequences * kv_heads } else { 0 };
         let schedule = Self { task_rows: tiling.task_rows, task_count: 0, units, listed, sums };
-        let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
+        let together = call.options.ragged.is_some() || call.options.selected.is_some();
+        let heads = if together { kv_heads } else { sequences * kv_heads };
         let any = heads > 0 && (0..sequences).any(|sequence| !schedule.is_split(call, sequence));
         Self { task_count: if any { heads * schedule.per_head(call) } else { 0 }, ..schedule }
     }
@@ -95,9 +98,12 @@ impl<'a> Schedule<'a> {
         self.units.is_some_and(|units| call.is_split(sequence, units.most_rows))
     }
 
-    /// Number of tasks of one key/value head: of one sequence, or of all sequences if they are ragged.
+    /// Number of tasks of one key/value head: of one sequence, or of all sequences if they are ragged or rows select keys.
     #[inline]
     fn per_head(&self, call: &Call<'_>) -> usize {
+        if let Some(selected) = call.options.selected {
+            return self.first_of_lists(call, selected, selected.sequences());
+        }
         // Saturating: without batches or heads the rows may be any number.
         let rows = call.group_size().saturating_mul(call.q.shape()[2]);
         match call.options.ragged {
@@ -117,11 +123,48 @@ impl<'a> Schedule<'a> {
         call.group_size().saturating_mul(before) / self.task_rows + sequences
     }
 
+    /// Returns the number of parts of a list of keys, of `task_rows` rows at most.
+    fn parts_of_list(&self, call: &Call<'_>) -> usize {
+        call.list_rows().div_ceil(self.task_rows).max(1)
+    }
+
+    /// Returns the number of parts of the lists of one key/value head in the sequences before `sequence`; one more for each of
+    /// these, without rows, if score outputs are filled by them.
+    fn first_of_lists(&self, call: &Call<'_>, selected: &SelectedKeys, sequence: usize) -> usize {
+        let others = if self.listed == Listed::All { sequence } else { 0 };
+        selected.groups_before(sequence) * call.lists_of_kv_head() * self.parts_of_list(call) + others
+    }
+
+    /// Returns the rows of a task by the number of its part among those of all lists of a key/value head.
+    fn task_of_list(&self, call: &Call<'_>, selected: &SelectedKeys, kv_head: usize, part: usize) -> RowSet<'static> {
+        let (mut low, mut high) = (0, selected.sequences());
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if self.first_of_lists(call, selected, middle) <= part { low = middle } else { high = middle }
+        }
+        let (sequence, parts) = (low, self.parts_of_list(call));
+        let (list, part) = {
+            let part = part - self.first_of_lists(call, selected, sequence);
+            (part / parts, part % parts)
+        };
+        let (order, rows) = (RowOrder::of(call, call.sequence(sequence).q_len), call.rows_of(sequence));
+        if self.is_split(call, sequence) || list >= order.lists() {
+            let end = if self.is_split(call, sequence) { 0 } else { rows };
+            return RowSet::of(sequence, kv_head, end..end);
+        }
+        let of_list = order.rows_of_list(list);
+        let [start, end] = [part, part + 1].map(|part| of_list.end.min(of_list.start + part * self.task_rows));
+        RowSet::of(sequence, kv_head, start..end)
+    }
+
     /// Returns the rows of the task with this number, which is below [`Self::tasks`].
     #[inline]
     fn task(&self, call: &Call<'_>, number: usize) -> RowSet<'static> {
         let (task_rows, per_head, kv_heads) = (self.task_rows, self.per_head(call), call.kv.kv_heads());
         let (head, part) = (number / per_head, number % per_head);
+        if let Some(selected) = call.options.selected {
+            return self.task_of_list(call, selected, head, part);
+        }
         let group_size = call.group_size();
         let (sequence, kv_head, first) = match call.options.ragged {
             None => (head / kv_heads, head % kv_heads, part * task_rows),

@@ -37,12 +37,12 @@ impl Scratch {
         assert!(self.try_reserve(tiling), "no memory for a worker's scratch");
         let mut rest = self.buffer.floats_mut();
         let mut cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
-        let [keys, values, scores, out, queries, state, factors] = tiling.lengths().map(&mut cut);
+        let [keys, values, scores, out, queries, state, factors, gathered] = tiling.lengths().map(&mut cut);
         let (max, sum) = state.split_at_mut(tiling.most_rows.next_multiple_of(LANES));
         let (rescale_prev, rescale_block) =
             factors.split_at_mut(tiling.most_rows.min(MAX_ROW_BLOCK).next_multiple_of(LANES));
         let query_memory = QueryMemory::Free;
-        Regions { keys, values, scores, out, queries, query_memory, max, sum, rescale_prev, rescale_block }
+        Regions { keys, values, scores, out, queries, query_memory, max, sum, rescale_prev, rescale_block, gathered }
     }
 }
 
@@ -81,6 +81,8 @@ pub(crate) struct Regions<'a> {
     /// Factors by which a key block rescales each row of the row block: see `softmax_merge::SoftmaxState`.
     pub(crate) rescale_prev: &'a mut [f32],
     pub(crate) rescale_block: &'a mut [f32],
+    /// Block of keys and values that are gathered from several.
+    pub(crate) gathered: &'a mut [f32],
 }
 
 impl Regions<'_> {
@@ -100,8 +102,8 @@ impl Regions<'_> {
     /// Returns the same regions for other work; what they hold, queries too, counts as nothing.
     #[inline(always)]
     pub(crate) fn reborrow(&mut self) -> Regions<'_> {
-        let Self { keys, values, scores, out, queries, max, sum, rescale_prev, rescale_block, .. } = self;
+        let Self { keys, values, scores, out, queries, max, sum, rescale_prev, rescale_block, gathered, .. } = self;
         let query_memory = QueryMemory::Free;
-        Regions { keys, values, scores, out, queries, query_memory, max, sum, rescale_prev, rescale_block }
+        Regions { keys, values, scores, out, queries, query_memory, max, sum, rescale_prev, rescale_block, gathered }
     }
 }

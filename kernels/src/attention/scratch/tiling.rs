@@ -52,6 +52,8 @@ pub struct Tiling {
     pub(crate) pack_cols: usize,
     /// Largest number of [parts](crate::matmul::bf16_parts) of an operand that scratch is reserved for; 0 if operands have none.
     pub(crate) parts: usize,
+    /// Number of floats of a block that keys of several blocks are gathered in; 0 if none are.
+    pub(crate) gathered: usize,
 }
 
 impl Tiling {
@@ -76,7 +78,17 @@ impl Tiling {
             true => most_task.max(most_split),
             false => most_task,
         };
-        Self { head_dim, value_dim, task_rows, most_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols, parts: 0 }
+        Self {
+            head_dim,
+            value_dim,
+            task_rows,
+            most_rows,
+            block_keys: KEY_BLOCK,
+            pack_keys,
+            pack_cols,
+            parts: 0,
+            gathered: 0,
+        }
     }
 
     /// Returns this tiling with scratch for operands of up to `parts` parts.
@@ -87,6 +99,17 @@ impl Tiling {
     pub fn with_parts(self, parts: usize) -> Self {
         assert!(parts <= bf16_parts::MAX_PARTS, "{parts} parts");
         Self { parts, ..self }
+    }
+
+    /// Returns this tiling with room for the keys and values of a block that are gathered from several, in so many floats.
+    #[must_use]
+    pub fn with_gathered(self, floats: usize) -> Self {
+        Self { gathered: floats, ..self }
+    }
+
+    /// Returns true if there is room for gathered keys and values of so many floats.
+    pub fn has_gathered(&self, floats: usize) -> bool {
+        floats <= self.gathered
     }
 
     /// Returns true if there is scratch for operands of up to `parts` parts.
@@ -172,7 +195,7 @@ impl Tiling {
 
     /// Returns the lengths in floats of the regions of a worker's scratch, in the order of [`Regions`](super::Regions).
     #[inline]
-    pub(super) fn lengths(&self) -> [usize; 7] {
+    pub(super) fn lengths(&self) -> [usize; 8] {
         let (rows, group) = (self.most_rows, self.most_rows.min(MAX_ROW_BLOCK));
         let (values, behind) = match self.parts {
             0 | 1 => (self.block_keys, 0),
@@ -187,12 +210,14 @@ impl Tiling {
             rows * self.query_floats(),
             2 * rows.next_multiple_of(LANES),
             2 * group.next_multiple_of(LANES),
+            self.gathered,
         ]
         .map(|floats| floats.next_multiple_of(LANES))
     }
 
     /// Returns the bytes of scratch that each worker needs. Independent of the number of rows and keys; at most 1.25 MiB
-    /// for dimensions up to 4096, 1.75 MiB with operands in parts.
+    /// for dimensions up to 4096, 1.75 MiB with operands in parts; and a block of 256 keys and values of a head where selected keys
+    /// are gathered.
     pub fn scratch_bytes(&self) -> usize {
         self.lengths().iter().sum::<usize>() * size_of::<f32>() + LINE_BYTES
     }

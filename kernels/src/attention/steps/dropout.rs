@@ -186,6 +186,21 @@ pub(crate) fn draw<S: Simd>(
     )
 }
 
+/// Draws which weights of a row block are kept against keys with these numbers: those of each row's span.
+pub(crate) fn draw_each(
+    spans: &Spans,
+    numbers: &[u32],
+    rows: &[CounterRow],
+    dropout: Dropout,
+    kept: &mut [KeptWeights],
+) {
+    for (row, (&counter, kept)) in rows.iter().zip(kept).enumerate() {
+        for j in spans.of_row(row).keys() {
+            kept[j / LANES] |= u16::from(dropout.keeps_key(counter, numbers[j] as usize)) << (j % LANES);
+        }
+    }
+}
+
 /// Drops weights of a row block: multiplies those that are kept by their factor, the others by 0. Weights of 0 stay 0, and NaN
 /// stays NaN.
 pub(crate) fn drop_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, kept: &Kept) {

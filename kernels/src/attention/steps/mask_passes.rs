@@ -57,7 +57,7 @@ pub(crate) unsafe fn narrow_by_mask<S: Simd>(s: S, rows: &[Columns<u8>], polarit
                     continue;
                 }
                 let mut copy;
-                let bytes = if row.element == 1 && row.before == 0 {
+                let bytes = if row.are_contiguous() && row.before == 0 {
                     // SAFETY: contiguous columns of the row.
                     unsafe { core::slice::from_raw_parts(row.first, to) }
                 } else {

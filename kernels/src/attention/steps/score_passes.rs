@@ -20,10 +20,19 @@ pub(crate) struct Columns<T> {
     pub(crate) before: usize,
     /// Number of keys up to the last column; keys beyond are hidden.
     pub(crate) len: usize,
+    /// Numbers of the keys from `before` on, where columns are as far apart as these; null where they follow one another.
+    pub(crate) numbers: *const u32,
 }
 
 impl<T: Copy> Columns<T> {
-    pub(crate) const NONE: Self = Self { first: core::ptr::null(), element: 0, before: 0, len: 0 };
+    pub(crate) const NONE: Self =
+        Self { first: core::ptr::null(), element: 0, before: 0, len: 0, numbers: core::ptr::null() };
+
+    /// Returns true if the columns lie side by side.
+    #[inline(always)]
+    pub(crate) fn are_contiguous(&self) -> bool {
+        self.element == 1 && self.numbers.is_null()
+    }
 
     /// Returns the column of key `j`.
     ///
@@ -32,8 +41,12 @@ impl<T: Copy> Columns<T> {
     #[inline(always)]
     pub(crate) unsafe fn get(&self, j: usize) -> T {
         debug_assert!((self.before..self.len).contains(&j), "key {j} of {}..{}", self.before, self.len);
-        // SAFETY: the caller guarantees a readable row and a key with a column.
-        unsafe { *self.first.offset((j - self.before) as isize * self.element) }
+        let j = j - self.before;
+        // SAFETY: the caller guarantees a readable row and a key with a column, and so with a number if there are numbers.
+        unsafe {
+            let column = if self.numbers.is_null() { j } else { (*self.numbers.add(j) - *self.numbers) as usize };
+            *self.first.offset(column as isize * self.element)
+        }
     }
 
     /// Calls `f(panel, its sixteen columns)` for each panel: the columns in place if they are contiguous and complete,
@@ -50,7 +63,7 @@ impl<T: Copy> Columns<T> {
         fill: T,
         mut f: impl FnMut(usize, *const T),
     ) {
-        let there = if self.element == 1 { self.len / LANES } else { 0 };
+        let there = if self.are_contiguous() { self.len / LANES } else { 0 };
         let start = (self.before / LANES).clamp(panels.start, panels.end);
         let first = self.before.div_ceil(LANES).clamp(start, panels.end);
         let split = there.clamp(first, panels.end);

@@ -14,6 +14,7 @@ mod memory;
 mod pool;
 mod pool_tokens;
 mod read;
+mod scattered;
 mod spare;
 mod store;
 mod tokens;

@@ -2,25 +2,17 @@
 //!
 //! The caller's block tables say which page belongs to which sequence (`block_table.rs`).
 
-use super::layout::{Format, Parts, part};
+use super::scattered::Scattered;
 use super::store::{CacheFormat, Store};
 use super::tokens::{NewTokens, TokenPart};
 use super::write::NewRows;
-use crate::kv::block_table::{BlockTable, PageError, Stretch};
-use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
-use crate::kv::value_panels::{ValueOrder, ValuePanels};
-use crate::matmul::int8::QUAD;
+use crate::kv::block_table::{BlockTable, PageError};
+use crate::kv::value_panels::ValueOrder;
 use crate::simd::LANES;
-use crate::simd::aligned::{AlignedBuf, Plain};
+use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
-use crate::tensor::element::{Dtype, F16};
-use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 use core::ops::Range;
-
-/// Maximum number of table entries that keys or values take; entries of the numbers of int4 blocks follow them.
-const ENTRIES: usize = KEY_BLOCK / QUAD;
-const _: () = assert!(2 * (KEY_BLOCK / LANES) <= ENTRIES && ENTRIES + KEY_BLOCK / LANES <= KEY_BLOCK);
 
 /// Keys and values in pages.
 #[derive(Debug)]
@@ -49,8 +41,7 @@ impl PackedPool {
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
         let mut store = Store::new(page_size, kv_heads, [head_dim, value_dim], format);
         // A table has one address for the rows of all panels of a page, which therefore must be equally wide.
-        let layout = store.sizes.value_layout();
-        if layout.panels().any(|panel| panel.len() != layout.panel(0).len()) {
+        if !store.sizes.has_even_panels() {
             store.sizes.value_order = ValueOrder::Rows;
         }
         store.reserve_scratch();
@@ -173,135 +164,15 @@ impl PackedPool {
         &self.memory.floats()[self.place(page)]
     }
 
-    /// Returns packed keys of a head from ranges of a sequence that start at panels.
-    pub(crate) fn keys(
-        &self,
-        head: usize,
-        stretches: impl Iterator<Item = Stretch> + Clone,
-        table: &mut Table,
-    ) -> Keys {
-        let at = self.store.sizes.parts(head);
-        match self.store.sizes.format {
-            Format::Elements(Dtype::Bf16) => Keys::Pairs(self.panels(&at, stretches, table)),
-            Format::Elements(dtype) => Keys::Packed(by_dtype!(dtype, |T| self.panels::<T>(&at, stretches, table))),
-            Format::Int8 { key_scales } => {
-                let panels = self.panels(&at, stretches.clone(), table);
-                let scales = key_scales.then(|| self.scales(&at.key_scales, stretches, table));
-                Keys::Int8 { panels, scales }
-            }
-            Format::Int4(kind) => {
-                let panels = self.panels(&at, stretches.clone(), table);
-                let numbers = self.numbers(&at.key_scales, self.store.sizes.panel_numbers(kind), stretches, table);
-                Keys::Int4 { panels, kind, numbers }
-            }
-        }
+    /// Number of floats of room that keys of several pages are gathered in; `None` if it overflows.
+    pub(crate) fn gathered_floats(&self) -> Option<usize> {
+        self.store.sizes.gathered()
     }
 
-    /// Returns values of a head from ranges of a sequence that start at panels.
-    pub(crate) fn values(
-        &self,
-        head: usize,
-        stretches: impl Iterator<Item = Stretch> + Clone,
-        table: &mut Table,
-    ) -> BlockValues {
-        let at = self.store.sizes.parts(head);
-        match self.store.sizes.format {
-            Format::Elements(Dtype::Bf16) => BlockValues::Pairs(self.value_panels(&at.values, stretches, table)),
-            Format::Elements(dtype) => {
-                BlockValues::ValuePanels(by_dtype!(dtype, |T| self.value_panels::<T>(&at.values, stretches, table)))
-            }
-            Format::Int8 { .. } => {
-                let values = self.value_panels(&at.values, stretches.clone(), table);
-                BlockValues::Int8 { values, scales: self.scales(&at.value_scales, stretches, table) }
-            }
-            Format::Int4(kind) => {
-                let values = self.value_panels(&at.values, stretches.clone(), table);
-                let first = self.numbers(&at.value_scales, LANES, stretches, table);
-                BlockValues::Int4 { values, numbers: Int4Numbers { kind, first, step: self.store.sizes.rows } }
-            }
-        }
-    }
-
-    /// Returns panels of keys as rows in a table. As many entries follow, to be prefetched: values of the same keys,
-    /// which are read next.
-    fn panels<T: Plain>(
-        &self,
-        at: &Parts,
-        stretches: impl Iterator<Item = Stretch> + Clone,
-        table: &mut Table,
-    ) -> Rows<T> {
-        // In elements of `T`, groups of elements where it is such.
-        let element = self.store.sizes.element_bytes();
-        let number = |elements: usize| elements * element / size_of::<T>();
-        let (panel, mut filled) = (number(self.store.sizes.panel()), 0);
-        for Stretch { page, row, len } in stretches.clone() {
-            let panels = len.div_ceil(LANES);
-            let first = &part::<T>(self.page(page), at.keys.clone())[row / LANES * panel..][..panels * panel];
-            table.fill(filled, panels, first.as_ptr(), panel as isize);
-            filled += panels;
-        }
-        let cols = self.store.sizes.value_layout().panel(0).len();
-        for Stretch { page, row, len } in stretches {
-            let panels = len.div_ceil(LANES);
-            let first = part::<T>(self.page(page), at.values.clone()).as_ptr().wrapping_add(number(row * cols));
-            table.fill(filled, panels, first, number(LANES * cols) as isize);
-            filled += panels;
-        }
-        Rows::scattered(table, panel as isize, 1)
-    }
-
-    /// Returns values as rows of the first panel in a table; a row is the values of a group of keys.
-    fn value_panels<T: Plain>(
-        &self,
-        values: &Range<usize>,
-        stretches: impl Iterator<Item = Stretch>,
-        table: &mut Table,
-    ) -> ValuePanels<T> {
-        let (layout, together, mut filled) = (self.store.sizes.value_layout(), self.store.sizes.group(), 0);
-        let cols = layout.panel(0).len();
-        for Stretch { page, row, len } in stretches {
-            // A stretch starts with a panel.
-            let (row, len) = (row / together, len.div_ceil(together));
-            assert!(row + len <= layout.rows, "rows beyond a page");
-            // The address of the first panel's rows, for all panels behind it.
-            let first = part::<T>(self.page(page), values.clone()).as_ptr().wrapping_add(row * cols);
-            table.fill(filled, len, first, cols as isize);
-            filled += len;
-        }
-        ValuePanels { first: Rows::scattered(table, cols as isize, 1), layout }
-    }
-
-    /// Returns the numbers of int4 blocks as rows in a table: `each` numbers for a panel of sixteen keys.
-    fn numbers(
-        &self,
-        numbers: &Range<usize>,
-        each: usize,
-        stretches: impl Iterator<Item = Stretch>,
-        table: &mut Table,
-    ) -> Rows<F16> {
-        let mut filled = ENTRIES;
-        for Stretch { page, row, len } in stretches {
-            let panels = len.div_ceil(LANES);
-            let (numbers, first) = (part::<F16>(self.page(page), numbers.clone()), row / LANES * each);
-            assert!(first + panels * each <= numbers.len(), "panels outside a page");
-            // Not a part of the slice: the numbers of later blocks of columns are found from here.
-            table.fill(filled, panels, numbers.as_ptr().wrapping_add(first), each as isize);
-            filled += panels;
-        }
-        // SAFETY: the stretches have a key, so the first entry was filled.
-        unsafe { Rows::scattered(table, each as isize, 1).rows_from(ENTRIES) }
-    }
-
-    /// Copies the scales of keys or values, in whole panels, to a table.
-    fn scales(
-        &self,
-        scales: &Range<usize>,
-        stretches: impl Iterator<Item = Stretch>,
-        table: &mut Table,
-    ) -> *const [f32] {
-        table.scales.fill(stretches.map(|Stretch { page, row, len }| {
-            &part::<f32>(self.page(page), scales.clone())[row..][..len.next_multiple_of(LANES)]
-        }))
+    /// Returns the pages that keys and values of several are read from.
+    pub(crate) fn scattered<'p>(&'p self) -> Scattered<impl Fn(usize) -> (&'p [f32], usize)> {
+        let rows = self.page_size();
+        Scattered::new(self.store.sizes, move |page| (self.page(page), rows))
     }
 
     /// Returns element `[page, head, row, d]` of the keys or of the values. The page has the row.

@@ -2,8 +2,10 @@
 
 use super::blocks::Packed;
 use super::layout::{Format, KeyOrder, Parts, Sizes, part};
+use super::scattered::Scattered;
 use super::store::Store;
 use super::tokens::TokenPart;
+use crate::kv::block_table::Stretch;
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::ValuePanels;
@@ -11,7 +13,7 @@ use crate::matmul::int4;
 use crate::simd::LANES;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Dtype, Element};
-use crate::tensor::rows::{KEY_BLOCK, Rows};
+use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 use core::cmp::Ordering;
 use core::ops::Range;
 
@@ -34,61 +36,71 @@ impl Cache {
     /// Returns a head's packed keys of a block that is held.
     pub(crate) fn keys(&self, sequence: usize, head: usize, block: usize) -> Keys {
         let block = self.held(sequence, block);
-        let sizes = self.store.sizes.with_rows(block.rows);
-        let (block, at, panel) = (block.memory.floats(), sizes.parts(head), sizes.panel() as isize);
-        match sizes.format {
-            Format::Elements(dtype) if self.is_latent() => {
-                let row = sizes.width() as isize;
-                Keys::Rows(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.values).as_ptr(), row, 1)))
-            }
-            _ if self.is_latent() => Keys::Latent,
-            Format::Elements(Dtype::Bf16) => {
-                Keys::Pairs(Rows::strided(part(block, at.keys).as_ptr(), panel / sizes.group() as isize, 1))
-            }
-            Format::Elements(dtype) => {
-                Keys::Packed(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.keys).as_ptr(), panel, 1)))
-            }
-            Format::Int8 { key_scales } => Keys::Int8 {
-                panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
-                scales: key_scales.then(|| part(block, at.key_scales) as *const _),
-            },
-            Format::Int4(kind) => Keys::Int4 {
-                panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
-                kind,
-                numbers: Rows::strided(part(block, at.key_scales).as_ptr(), sizes.panel_numbers(kind) as isize, 1),
-            },
-        }
+        self.store.sizes.with_rows(block.rows).keys_of(block.memory.floats(), head)
     }
 
     /// Returns a head's values of a block that is held: a row for each key that the block has room for.
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
         let block = self.held(sequence, block);
-        let sizes = self.store.sizes.with_rows(block.rows);
-        let (block, at, mut layout) = (block.memory.floats(), sizes.parts(head), sizes.value_layout());
-        match sizes.format {
-            Format::Elements(Dtype::Bf16) if !self.is_latent() => {
-                BlockValues::Pairs(ValuePanels::together(part(block, at.values).as_ptr(), layout))
-            }
-            Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
-                ValuePanels::together(part::<T>(block, at.values).as_ptr(), layout)
-            })),
-            Format::Int8 { .. } => BlockValues::Int8 {
-                values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
-                scales: part(block, at.value_scales),
-            },
-            Format::Int4(kind) => {
-                // Latent keys have more blocks of columns.
-                layout.width = int4::blocks(sizes.value_dim) * LANES;
-                BlockValues::Int4 {
-                    values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
-                    numbers: Int4Numbers {
-                        kind,
-                        first: Rows::strided(part(block, at.value_scales).as_ptr(), LANES as isize, 1),
-                        step: sizes.rows,
-                    },
-                }
-            }
+        self.store.sizes.with_rows(block.rows).values_of(block.memory.floats(), head)
+    }
+
+    /// Number of floats of room that [`Self::listed`] needs; `None` if it overflows.
+    pub(crate) fn gathered_floats(&self) -> Option<usize> {
+        let rows = self.is_latent() && matches!(self.store.sizes.format, Format::Elements(_));
+        if rows { Some(0) } else { self.store.sizes.gathered() }
+    }
+
+    /// Returns keys and values of a head from runs of keys: where they lie, or else gathered in `room`.
+    ///
+    /// # Panics
+    /// If a block with some of the keys is not held, or `room` is too small.
+    pub(crate) fn listed(
+        &self,
+        [sequence, head]: [usize; 2],
+        runs: impl Iterator<Item = (usize, usize)> + Clone,
+        tables: [&mut Table; 2],
+        room: &mut [f32],
+    ) -> (Keys, BlockValues) {
+        let stretches = runs.flat_map(|(first, len)| in_blocks(first..first + len));
+        if let Some(rows) = self.latent_rows([sequence, head], stretches.clone(), &mut *tables[0]) {
+            return rows;
         }
+        // All blocks of a sequence have the same room, unless there is one only.
+        let rows = self.blocks[sequence].held().first().map_or(KEY_BLOCK, |block| block.rows);
+        let blocks = Scattered::new(self.store.sizes.with_rows(rows), |block| {
+            let block = self.held(sequence, block);
+            (block.memory.floats(), block.rows)
+        });
+        blocks.listed(head, stretches, tables, room)
+    }
+
+    /// Returns rows of latent floats of a head, each a key that the value is a part of, at the addresses that a table is filled with.
+    /// `None` if keys are not such.
+    fn latent_rows(
+        &self,
+        [sequence, head]: [usize; 2],
+        stretches: impl Iterator<Item = Stretch>,
+        table: &mut Table,
+    ) -> Option<(Keys, BlockValues)> {
+        let Format::Elements(dtype) = self.store.sizes.format else { return None };
+        if !self.is_latent() {
+            return None;
+        }
+        let rows = by_dtype!(dtype, |T| {
+            let (width, mut filled) = (self.store.sizes.width(), 0);
+            for Stretch { page, row, len } in stretches {
+                let block = self.held(sequence, page);
+                let values = self.store.sizes.with_rows(block.rows).parts(head).values;
+                let rows = &part::<T>(block.memory.floats(), values)[row * width..][..len * width];
+                table.fill(filled, len, rows.as_ptr(), width as isize);
+                filled += len;
+            }
+            Rows::<T>::scattered(table, width as isize, 1)
+        });
+        let layout = self.store.sizes.value_layout();
+        let values = by_type!(Typed => Typed, rows, |rows| ValuePanels { first: rows, layout });
+        Some((Keys::Rows(rows), BlockValues::ValuePanels(values)))
     }
 
     fn held(&self, sequence: usize, block: usize) -> &Packed {
@@ -100,6 +112,15 @@ impl Cache {
         let block = self.block(b, j / KEY_BLOCK).filter(|_| j < self.lens[b])?;
         self.store.element(part, block.memory.floats(), block.rows, [h, j % KEY_BLOCK, d])
     }
+}
+
+/// Iterates over keys, block by block.
+fn in_blocks(keys: Range<usize>) -> impl Iterator<Item = Stretch> + Clone {
+    let blocks = keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK);
+    blocks.map(move |page| {
+        let [start, end] = [0, 1].map(|next| ((page + next) * KEY_BLOCK).clamp(keys.start, keys.end));
+        Stretch { page, row: start % KEY_BLOCK, len: end - start }
+    })
 }
 
 impl Store {
@@ -123,6 +144,63 @@ impl Store {
 }
 
 impl Sizes {
+    /// Returns a head's packed keys of a block.
+    pub(super) fn keys_of(self, block: &[f32], head: usize) -> Keys {
+        let (at, panel) = (self.parts(head), self.panel() as isize);
+        let latent = self.key_order == KeyOrder::Latent;
+        match self.format {
+            Format::Elements(dtype) if latent => {
+                let row = self.width() as isize;
+                Keys::Rows(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.values).as_ptr(), row, 1)))
+            }
+            _ if latent => Keys::Latent,
+            Format::Elements(Dtype::Bf16) => {
+                Keys::Pairs(Rows::strided(part(block, at.keys).as_ptr(), panel / self.group() as isize, 1))
+            }
+            Format::Elements(dtype) => {
+                Keys::Packed(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.keys).as_ptr(), panel, 1)))
+            }
+            Format::Int8 { key_scales } => Keys::Int8 {
+                panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
+                scales: key_scales.then(|| part(block, at.key_scales) as *const _),
+            },
+            Format::Int4(kind) => Keys::Int4 {
+                panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
+                kind,
+                numbers: Rows::strided(part(block, at.key_scales).as_ptr(), self.panel_numbers(kind) as isize, 1),
+            },
+        }
+    }
+
+    /// Returns a head's values of a block: a row for each key that the block has room for.
+    pub(super) fn values_of(self, block: &[f32], head: usize) -> BlockValues {
+        let (at, mut layout) = (self.parts(head), self.value_layout());
+        match self.format {
+            Format::Elements(Dtype::Bf16) if self.key_order == KeyOrder::Packed => {
+                BlockValues::Pairs(ValuePanels::together(part(block, at.values).as_ptr(), layout))
+            }
+            Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
+                ValuePanels::together(part::<T>(block, at.values).as_ptr(), layout)
+            })),
+            Format::Int8 { .. } => BlockValues::Int8 {
+                values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
+                scales: part(block, at.value_scales),
+            },
+            Format::Int4(kind) => {
+                // Latent keys have more blocks of columns.
+                layout.width = int4::blocks(self.value_dim) * LANES;
+                BlockValues::Int4 {
+                    values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
+                    numbers: Int4Numbers {
+                        kind,
+                        first: Rows::strided(part(block, at.value_scales).as_ptr(), LANES as isize, 1),
+                        step: self.rows,
+                    },
+                }
+            }
+        }
+    }
+
     /// Returns element `d` of key `row` of a head, which has these parts, widened; `channels` are the scales of the keys'
     /// channels, if there are any.
     fn key_element(self, block: &[f32], at: &Parts, [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {

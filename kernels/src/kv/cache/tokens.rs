@@ -77,7 +77,7 @@ impl Sizes {
     }
 
     /// Iterates over the elements of a part of a token, in ranges that lie together in a block.
-    fn runs(self, part: TokenPart) -> impl Iterator<Item = Range<usize>> {
+    pub(super) fn runs(self, part: TokenPart) -> impl Iterator<Item = Range<usize>> {
         let [elements, _] = self.elements(part);
         let next = move |first: usize| {
             let end = match self.stored_as(part) {
@@ -92,7 +92,7 @@ impl Sizes {
     }
 
     /// Returns the bytes, in a block, of a range of elements of a part of token `row`.
-    fn run_bytes(self, part: TokenPart, [head, row]: [usize; 2], run: Range<usize>) -> Range<usize> {
+    pub(super) fn run_bytes(self, part: TokenPart, [head, row]: [usize; 2], run: Range<usize>) -> Range<usize> {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
         let [_, bytes] = self.elements(part);
         let part = self.stored_as(part);
