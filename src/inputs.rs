@@ -7,7 +7,9 @@ use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::Shape;
 pub(crate) use check::check_period;
-pub(crate) use parts::{KeyLists, SELECTED, WHOLE};
+#[cfg(feature = "parts")]
+pub(crate) use parts::SELECTED;
+pub(crate) use parts::{KeyLists, WHOLE};
 use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, SelectedKeys, Tensor};
 
 /// Tensors that a call reads: queries, keys and values, and those that options add.

@@ -16,6 +16,7 @@
 //! | element types | `f32`, [`Bf16`], [`F16`]: [`Tensor`], [`TensorMut`]; with the feature `half`, that crate's types |
 //! | settings | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
 //! | inputs | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
+//! | keys that rows select | [`SelectedKeys`], for [`Inputs::selected`]: of starts and numbers, or of a [`Rectangle`] |
 //! | outputs | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
 //! | your own functions | [`attention_with`] a [`Run`] of [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]; stock ones in [`masks`]), weights ([`WeightMod`]) |
 //! | gradients | [`attention_backward()`], [`attention_backward_with`]: [`Saved`] results to [`Gradients`] |

@@ -5,8 +5,8 @@ use crate::plan::problem::Problem;
 use core::fmt;
 use core::ops::Range;
 use sdpa_kernels::{
-    Call, Dtype, FAR_ROWS, Isa, KEY_BLOCK, MEMORY_BOUND_ROWS, NoMatrixUnit, OPT_LEVEL, Precision, Sequence, peak_flops,
-    read_bandwidth,
+    Call, Dtype, FAR_ROWS, Isa, KEY_BLOCK, MEMORY_BOUND_ROWS, NoMatrixUnit, OPT_LEVEL, Precision, SelectedKeys,
+    Sequence, peak_flops, read_bandwidth,
 };
 
 /// Peak rates of a machine: the two numbers of the roofline model.
@@ -57,7 +57,7 @@ pub struct Explanation {
     pub useful_flops: f64,
     /// Floating-point operations that are computed: whole panels of 16 keys for whole tiles of rows.
     pub computed_flops: f64,
-    /// Bytes of the tensors read and written, each element counted once.
+    /// Bytes of the tensors read and written, each element counted once; keys of several lists at most as often as there are lists.
     pub bytes: f64,
     /// Bytes of keys and values, among [`Self::bytes`], that need not be read again for every sequence, because several
     /// sequences share their memory: forks of a cache, tables that name the same pages in the same entries, and tensors
@@ -81,11 +81,18 @@ impl Plan {
         let mut tiles = Tiles::default();
         for index in 0..if shape.q_len > 0 && shape.heads > 0 { call.sequence_count() } else { 0 } {
             let sequence = call.sequence(index);
+            if let Some(selected) = call.options.selected {
+                tiles.add_lists(selected, index, &sequence, tile_rows);
+                continue;
+            }
             for first in (0..sequence.q_len).step_by(tile_rows) {
                 tiles.add(call, &sequence, first..sequence.q_len.min(first + tile_rows));
             }
         }
         let heads = shape.heads as u64;
+        // Tiles of lists were added for each head that has lists.
+        let lists = call.options.selected.map_or(1, |selected| selected.heads() as u64);
+        (tiles.pairs, tiles.computed) = (tiles.pairs / lists as f64, tiles.computed / lists as f64);
         let flops = |pairs: f64| pairs * heads as f64 * 2.0 * (shape.head_dim + shape.value_dim) as f64;
         let (bytes, shared_bytes) = (problem.bytes(), self.shared_bytes(problem));
         let (dims, [k, v]) = ([shape.head_dim as f64, shape.value_dim as f64], rates.products);
@@ -94,7 +101,7 @@ impl Plan {
         let seconds = machine.map(|m| computing(&m).max((bytes - shared_bytes) / m.bytes));
         Explanation {
             plan: *self,
-            blocks: (tiles.seen.saturating_mul(heads), tiles.hidden.saturating_mul(heads)),
+            blocks: (tiles.seen.saturating_mul(heads) / lists, tiles.hidden.saturating_mul(heads) / lists),
             useful_flops: flops(tiles.pairs),
             computed_flops: flops(tiles.computed),
             bytes,
@@ -161,6 +168,10 @@ impl Plan {
             call.options.mask.is_some(),
             "the mask is read tile by tile; what it hides wholly is skipped, uncounted here",
         );
+        note(
+            call.options.selected.is_some(),
+            "rows select keys: these alone are computed; what other rules hide of them is uncounted here",
+        );
         note(call.options.bias.is_some(), "the bias is read tile by tile and skips nothing");
         note(
             problem.checked.outputs().points.iter().any(Option::is_some),
@@ -222,6 +233,20 @@ struct Tiles {
 }
 
 impl Tiles {
+    /// Adds the tiles of a sequence whose rows select keys, for each head that has lists. Rules by position are not counted.
+    fn add_lists(&mut self, selected: &SelectedKeys, index: usize, sequence: &Sequence, tile_rows: usize) {
+        for head in 0..selected.heads() {
+            for first in (0..sequence.q_len).step_by(selected.rows()) {
+                let rows = selected.rows().min(sequence.q_len - first);
+                let keys = selected.key_count(index, head, first, sequence.kv_len);
+                self.pairs += rows as f64 * keys as f64;
+                self.computed += rows as f64 * keys.next_multiple_of(16) as f64;
+                let tiles = rows.div_ceil(tile_rows) * keys.div_ceil(KEY_BLOCK);
+                self.seen = self.seen.saturating_add(tiles as u64);
+            }
+        }
+    }
+
     /// Adds the tiles of some rows of a sequence.
     fn add(&mut self, call: &Call<'_>, sequence: &Sequence, rows: Range<usize>) {
         let ranges = || {
@@ -255,7 +280,13 @@ impl Problem<'_> {
     fn bytes(&self) -> f64 {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
         let (call, outputs) = (self.call(), self.checked.outputs());
+        let listed = |index: usize| {
+            let (selected, mean) = (call.options.selected?, call.keys_of_list(index)?);
+            let groups = selected.q_lens()[index].div_ceil(selected.rows());
+            Some((mean * groups as f64).min(call.sequence(index).kv_len as f64))
+        };
         let keys = match call.kv.tensors() {
+            _ if call.options.selected.is_some() => (0..call.sequence_count()).filter_map(listed).sum(),
             Some([k, _]) => k.shape()[0] as f64 * k.shape()[2] as f64,
             None => (0..call.sequence_count()).map(|index| call.sequence(index).kv_len as f64).sum(),
         };

@@ -1,9 +1,11 @@
 //! Rows that select keys: the oracle's numbers, the bits of calls over the selected keys alone, every source, refusals.
 
+mod refusals;
+
 use crate::kv_support::{append_tokens, cache_of, empty_cache, every_format, picked, same_full};
 use crate::options::{Case, Full, Wanted, check_against_oracle, kept};
 use crate::positions::{random_case, random_positions};
-use crate::support::{Rng, Tensor, assert_same_bits, execs, fewer};
+use crate::support::{Rng, Tensor, assert_same_bits, execs, fewer, indices};
 use core::ops::Range;
 use sdpa::{Inputs, SelectedKeys, SelectionShape};
 
@@ -191,6 +193,30 @@ fn a_cache_has_the_bits_of_tensors() {
         for (isa, exec) in execs() {
             let full = case.run_over(Inputs::cached(case.q.view(), &cache), exec, wanted);
             same_full(&format!("seed {seed}, {isa}"), &full, &case.run(exec, wanted));
+        }
+    }
+}
+
+/// Whatever lies where no list of a row points, the row has the same bits.
+#[test]
+fn memory_that_no_list_names_is_not_seen() {
+    for seed in 0..fewer(40) {
+        let rng = &mut Rng::new(seed ^ 0x901);
+        let case = by_positions(rng, seed);
+        let case = Case { selected: Some(random_lists(rng, &case)), ..case };
+        let named = lists(&case);
+        let (heads, kv_heads) = (case.selected.as_ref().map_or(1, SelectedKeys::heads), case.kv_heads());
+        let mut poisoned = case.clone();
+        for [b, head, j, _] in indices([case.k.shape[0], kv_heads, case.k.shape[2], 1]) {
+            let of_head = |list: &List| heads == 1 || list.head * kv_heads / heads == head;
+            if !named.iter().any(|list| list.b == b && of_head(list) && list.keys.contains(&j)) {
+                (0..case.k.shape[3]).for_each(|d| poisoned.k.set([b, head, j, d], f32::NAN));
+                (0..case.v.shape[3]).for_each(|d| poisoned.v.set([b, head, j, d], f32::INFINITY));
+            }
+        }
+        for (isa, exec) in execs() {
+            let expected = case.run(exec, Wanted::LEAST);
+            same_full(&format!("seed {seed}, {isa}"), &poisoned.run(exec, Wanted::LEAST), &expected);
         }
     }
 }

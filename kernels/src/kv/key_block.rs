@@ -31,6 +31,13 @@ pub(crate) enum Keys {
     Latent,
 }
 
+impl Keys {
+    /// Returns true if keys are rows by a table of addresses.
+    pub(crate) fn are_scattered_rows(self) -> bool {
+        matches!(self, Self::Rows(rows) if rows.are_scattered())
+    }
+}
+
 /// Values of a block.
 #[derive(Clone, Copy)]
 pub(crate) enum BlockValues {

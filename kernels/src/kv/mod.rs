@@ -2,6 +2,7 @@
 
 pub(crate) mod block_table;
 pub(crate) mod cache;
+pub(crate) mod gathered;
 pub(crate) mod key_block;
 pub(crate) mod pages;
 pub(crate) mod source;

@@ -3,6 +3,7 @@
 
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
 use crate::kv::cache::{PackedPool, TokenPart};
+use crate::kv::gathered::rows_memory;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::tensor::any::{AnyRows, Tensor, Typed};
 use crate::tensor::element::Dtype;
@@ -181,6 +182,23 @@ impl<'a> Pages<'a> {
                 BlockValues::Rows { rows: unsafe { scattered_rows(v, h, stretches, table) }, readable: v.shape()[3] }
             }
             Pool::Packed(pool) => pool.scattered().values(h, stretches, table),
+        }
+    }
+
+    /// Calls `f(address, bytes)` for the memory of keys and values of a head, as `KeyValues::memory_of` does.
+    pub(crate) fn memory_of(
+        &self,
+        part: TokenPart,
+        [b, h]: [usize; 2],
+        keys: Range<usize>,
+        f: &mut impl FnMut(*const u8, usize),
+    ) {
+        for Stretch { page, row, len } in self.stretches(b, keys) {
+            let rows = row..row + len;
+            match &self.pool {
+                Pool::Tensors { k, v } => rows_memory(if part == TokenPart::Key { k } else { v }, [page, h], rows, f),
+                Pool::Packed(pool) => pool.memory_of(part, [page, h], rows, f),
+            }
         }
     }
 

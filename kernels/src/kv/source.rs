@@ -3,7 +3,8 @@
 //! Whatever the source, the main loop gets a block of up to 256 keys at a time: rows to be packed, or panels that are
 //! packed already; and rows of values, or value panels of their columns. So all sources give the same bits.
 
-use crate::kv::cache::{Cache, CacheFormat, TokenPart};
+use crate::kv::cache::{Cache, CacheFormat, PackedPool, TokenPart};
+use crate::kv::gathered::{self, rows_memory};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::pages::Pages;
 use crate::matmul::int4::Int4;
@@ -12,6 +13,7 @@ use crate::tensor::element::Dtype;
 use crate::tensor::misfit::{Misfit, same_rows};
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 use core::cmp::Ordering;
+use core::ops::Range;
 
 /// Keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call. Two tensors
 /// that differ in batch, heads or rows are refused, so each key has its value.
@@ -264,13 +266,45 @@ impl<'a> KeyValues<'a> {
         debug_assert!(first + len <= end() && self.holds(b, first), "keys {first}..{} of {}", first + len, end());
     }
 
-    /// Number of floats of room that [`Self::listed`] needs: 0 where keys are not gathered. `None` if it overflows.
-    pub fn gathered_floats(&self) -> Option<usize> {
+    /// Calls `f(address, bytes)` for the memory of a run of keys of head `h` of sequence `b`, or of their values, about, to prefetch
+    /// it. The keys exist, and their blocks are held.
+    pub(crate) fn memory_of(
+        &self,
+        part: TokenPart,
+        [b, h]: [usize; 2],
+        run: Range<usize>,
+        f: &mut impl FnMut(*const u8, usize),
+    ) {
         match &self.0 {
-            Source::Tensors { .. } => Some(0),
-            Source::Pages(pages) => pages.pool().map_or(Some(0), |pool| pool.gathered_floats()),
-            Source::Cache(cache) => cache.gathered_floats(),
+            Source::Tensors { k, v } => rows_memory(if part == TokenPart::Key { k } else { v }, [b, h], run, f),
+            Source::Pages(pages) => pages.memory_of(part, [b, h], run, f),
+            Source::Cache(cache) => cache.memory_of(part, [b, h], run, f),
         }
+    }
+
+    /// Number of floats of room for a block of keys and values that are gathered. `None` if it overflows.
+    pub fn gathered_floats(&self) -> Option<usize> {
+        let packed = match &self.0 {
+            Source::Tensors { .. } => None,
+            Source::Pages(pages) => pages.pool().map(PackedPool::gathered_floats),
+            Source::Cache(cache) => Some(cache.gathered_floats()),
+        };
+        packed.unwrap_or_else(|| {
+            let bytes = self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes));
+            let [key, value] = [0, 1].map(|n| gathered::row_floats(self.dims()[n], bytes[n]));
+            key?.checked_add(value?)
+        })
+    }
+
+    /// Returns all keys and values of head `h` of sequence `b` from key `first` on, if they are rows of tensors.
+    ///
+    /// # Safety
+    /// The key exists.
+    pub(crate) unsafe fn head_rows(&self, [b, h, first]: [usize; 3]) -> Option<(Keys, BlockValues)> {
+        let [k, v] = self.tensors()?;
+        // SAFETY: same contract.
+        let [keys, values] = [k, v].map(|x| unsafe { x.rows(b, h, first) });
+        Some((Keys::Rows(keys), BlockValues::Rows { rows: values, readable: v.shape()[3] }))
     }
 
     /// Returns keys and values of head `h` of sequence `b`, at most a block, from runs of keys `(first, len)`. Those that need not be

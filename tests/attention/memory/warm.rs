@@ -2,7 +2,9 @@
 
 use super::rules;
 use crate::counting::counted;
+use crate::kv_support::cache_of;
 use crate::options::{Case, Wanted};
+use crate::selected::random_lists;
 use crate::support::{Rng, Tensor, Tensors, execs, outputs, unwritten};
 use sdpa::{
     Attention, Bf16, BlockTable, Dtype, F16, Inputs, KvCache, KvShape, Outputs, Pages, Plan, View, ViewMut, Workspace,
@@ -130,5 +132,31 @@ fn a_warm_call_over_pages_allocates_nothing() {
         };
         call();
         assert_eq!(counted(call), (0, 0), "{isa}");
+    }
+}
+
+/// Rows that select keys: from tensors, gathered in scratch, in place, and in blocks of few rows.
+#[test]
+fn a_warm_run_with_lists_allocates_nothing() {
+    for seed in 0..12 {
+        let rng = &mut Rng::new(seed);
+        let rows = rng.pick(&[1, 3, 40]);
+        let case = Case::plain(rng, [2, 4, 2, rows, 700, 32, 32]);
+        let case = Case { selected: Some(random_lists(rng, &case)), ..case };
+        let cache = cache_of(&case, rng);
+        for (isa, exec) in execs() {
+            for source in [case.inputs(), case.inputs_over(Inputs::cached(case.q.view(), &cache))] {
+                let (mut full, mut workspace) = (case.unwritten(Wanted::MASS), Workspace::new());
+                let problem = case.attention().problem(source, full.outputs()).expect("a good call");
+                let plan = Plan::new(&problem, exec);
+                problem.run(&plan, &mut workspace);
+                let warm = counted(|| {
+                    let problem = case.attention().problem(source, full.outputs()).expect("a good call");
+                    assert_eq!(Plan::new(&problem, exec), plan);
+                    problem.run(&plan, &mut workspace);
+                });
+                assert_eq!(warm, (0, 0), "seed {seed}, {isa}");
+            }
+        }
     }
 }

@@ -5,12 +5,14 @@ use crate::attention::blocks::prefetch;
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::row_mods::PanelClasses;
+use crate::attention::call::selection::KeyList;
 use crate::attention::scratch::{MAX_ROW_BLOCK, Regions};
 use crate::attention::steps::span::Spans;
+use crate::kv::gathered;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
-use crate::simd::Simd;
+use crate::simd::{LANES, Simd};
 use crate::tensor::rows::{KEY_BLOCK, Table};
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -122,16 +124,12 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
         assert!(task.holds(first), "no block of the task's keys");
         let (at, len) = (task.index_of_key(first), KEY_BLOCK.min(task.key_count() - first));
         let BlockMemory { spans, classes, tables: [key_table, value_table], numbers } = memory;
-        let (kv, [source, head, _]) = (&task.call.kv, at);
         // SAFETY: keys `first .. first + len` exist and their block is held, as asserted, or those of the list do: a checked call's
         // lists name keys that are there. The tables and the room are borrowed for as long as the block exists.
         let (keys, values) = unsafe {
             match task.list {
-                None => (kv.keys(at, len, key_table), kv.values(at, len, value_table)),
-                Some(list) => {
-                    let runs = list.runs(first..first + len).map(|(key, len)| (task.seq.first_key + key, len));
-                    kv.listed([source, head], runs, [key_table, value_table], regions.gathered)
-                }
+                None => (task.call.kv.keys(at, len, key_table), task.call.kv.values(at, len, value_table)),
+                Some(list) => listed(task, list, first..first + len, [key_table, value_table], regions.gathered),
             }
         };
         Self {
@@ -153,6 +151,37 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
             copies: ScoreCopies::default(),
             prefetch: prefetch::of_block(task, [first, len], values),
             tables: PhantomData,
+        }
+    }
+}
+
+/// Returns keys of a task's list and their values: single keys of tensors, and others that are rows somewhere, copied to `room`.
+///
+/// # Safety
+/// The keys exist, and their blocks are held. The tables and the room outlive the result, and do not change meanwhile.
+#[inline(always)]
+unsafe fn listed<S: Simd>(
+    task: &AttentionTask<'_, S>,
+    list: KeyList<'_>,
+    keys: Range<usize>,
+    tables: [&mut Table; 2],
+    room: &mut [f32],
+) -> (Keys, BlockValues) {
+    let (kv, at) = (&task.call.kv, task.index_of_key(0));
+    let together = list.key(keys.end - 1) - list.key(keys.start) == keys.len() - 1;
+    let single = list.unit() < LANES && !together;
+    let (dims, [source, head, first]) = (kv.dims(), at);
+    // SAFETY: same contract; a sequence with listed keys has a first one.
+    unsafe {
+        if single && let Some(rows) = kv.head_rows(at) {
+            let number = |j: usize| list.key(keys.start + j);
+            return gathered::gather(task.s, rows, dims, (keys.len(), number), room);
+        }
+        let runs = list.runs(keys.clone()).map(|(key, len)| (first + key, len));
+        let listed = kv.listed([source, head], runs, tables, room);
+        match single && listed.0.are_scattered_rows() {
+            true => gathered::gather(task.s, listed, dims, (keys.len(), |j| j), room),
+            false => listed,
         }
     }
 }

@@ -2,17 +2,20 @@
 
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::call::row_mods::{KeyBits, ListedKeys, RowRun};
+use crate::attention::call::selection::KeyList;
 use crate::simd::Simd;
 use crate::tensor::rows::Room;
 
 /// Numbers, in their sequence, of the keys of a block, and their positions.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyNumbers<'b> {
-    /// Number of the first key; the others follow it, if they are not listed.
+    /// Number of the first key, in the sequence or in the list.
     first: usize,
-    /// Positions of the keys, if they have their own.
+    /// List of the keys, if they are selected.
+    list: Option<KeyList<'b>>,
+    /// Positions of the keys, if they have their own and some option asks for them.
     pub(crate) positions: Option<&'b [i32]>,
-    /// Numbers of the keys, if they are those of a list.
+    /// Numbers of the keys, if they are those of a list and some option asks for them.
     pub(crate) listed: Option<ListedKeys<'b>>,
 }
 
@@ -52,8 +55,11 @@ impl<'b> KeyNumbers<'b> {
     ) -> Self {
         let Some(list) = task.list else {
             let positions = task.key_positions().map(|positions| &positions[first..first + len]);
-            return Self { first, positions, listed: None };
+            return Self { first, list: None, positions, listed: None };
         };
+        if !task.asks_for_numbers() {
+            return Self { first, list: Some(list), positions: None, listed: None };
+        }
         let (keys, given) = (first..first + len, task.key_positions());
         let NumberMemory { numbers, positions, asked } = memory;
         let runs = list.runs(keys.clone()).flat_map(|(key, len)| key..key + len);
@@ -62,14 +68,14 @@ impl<'b> KeyNumbers<'b> {
         let positions =
             positions.fill(numbers.iter().map(|&key| given.map_or(key as i32, |given| given[key as usize])));
         *asked = if task.given.mask { list.asked(keys) } else { None };
-        let first = numbers.first().map_or(0, |&key| key as usize);
-        Self { first, positions: Some(positions), listed: Some(ListedKeys { numbers, asked: asked.as_ref() }) }
+        let listed = Some(ListedKeys { numbers, asked: asked.as_ref() });
+        Self { first, list: Some(list), positions: Some(positions), listed }
     }
 
     /// Returns the number of key `j`.
     #[inline(always)]
     pub(crate) fn number(&self, j: usize) -> usize {
-        self.listed.map_or(self.first + j, |listed| listed.numbers[j] as usize)
+        self.list.map_or(self.first + j, |list| list.key(self.first + j))
     }
 
     /// Returns the keys of a row from key `j` on.

@@ -2,6 +2,8 @@
 
 use crate::attention::blocks::task::{AttentionTask, Next, Row};
 use crate::attention::call::outputs::Seen;
+use crate::kv::cache::TokenPart;
+use crate::kv::gathered::{self, AHEAD};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValueLayout;
 use crate::matmul::int4;
@@ -75,6 +77,40 @@ pub(crate) fn of_block<S: Simd>(
         }
     }
     prefetch
+}
+
+/// Prefetches the first keys and values of the list after the block of a task that starts at key `first`: of its next block, or the first one
+/// of the work after it.
+pub(crate) fn next_listed<S: Simd>(task: &AttentionTask<'_, S>, first: usize) {
+    match &task.next {
+        Next::Near | Next::Block { next: None, .. } => {}
+        Next::Block { next: Some((rows, first)), .. } => fetch_listed(&task.peek(rows), *first),
+        _ if first + KEY_BLOCK < task.key_count() => fetch_listed(task, first + KEY_BLOCK),
+        Next::Rows(rows) => fetch_listed(&task.peek(rows), 0),
+        Next::Nothing => {}
+    }
+}
+
+/// Prefetches the first keys and values of a block of a task's list: reading the block prefetches the others.
+fn fetch_listed<S: Simd>(task: &AttentionTask<'_, S>, first: usize) {
+    let Some(list) = task.list.filter(|list| list.len() > 0) else { return };
+    let (at @ [source, head, first_key], keys) =
+        (task.index_of_key(0), first.min(list.len())..list.len().min(first + AHEAD));
+    // SAFETY: a sequence with listed keys has a first one. Addresses alone.
+    if let Some((Keys::Rows(k), BlockValues::Rows { rows: v, .. })) = unsafe { task.call.kv.head_rows(at) } {
+        let dims = [task.tiling.head_dim, task.tiling.value_dim];
+        for number in keys.map(|key| list.key(key)) {
+            [k, v].into_iter().zip(dims).for_each(|(rows, dim)| gathered::prefetch_row(task.s, rows, number, dim));
+        }
+        return;
+    }
+    for (key, len) in list.runs(keys) {
+        let run = first_key + key..first_key + key + len;
+        for part in [TokenPart::Key, TokenPart::Value] {
+            let prefetch = &mut |at: *const u8, bytes| gathered::prefetch(task.s, at, bytes);
+            task.call.kv.memory_of(part, [source, head], run.clone(), prefetch);
+        }
+    }
 }
 
 /// Adds the first keys of a block, if there are any.

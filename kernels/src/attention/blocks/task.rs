@@ -3,9 +3,10 @@
 use crate::attention::call::blocks::Blocks;
 use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::mods::Position;
+use crate::attention::call::options::Options;
 use crate::attention::call::outputs::Outputs;
 use crate::attention::call::row_mods::{Given, RowMods, RowRun};
-use crate::attention::call::row_order::{RowAt, RowOrder};
+use crate::attention::call::row_order::RowAt;
 use crate::attention::call::selection::KeyList;
 use crate::attention::call::visibility::{VisiblePositions, least_and_most};
 use crate::attention::call::{Call, RowSet, Sequence};
@@ -151,7 +152,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         let BoundCall { s, mods, checked, tiling, products } = bound;
         let (call, outputs) = (checked.call(), &Outputs::NONE);
         let (seq, group_size) = (first_sequence(&set, call, tiling), call.group_size());
-        let (given, list, blocks) = (mods.given(), list_of(&set, &seq, call), blocks_of(&set, &seq, call));
+        let (given, list) = (mods.given(), list_of(&set, &seq, call));
+        let blocks = blocks_of(&set, &seq, call, list);
         Self { s, mods, given, call, products, outputs, tiling, set, seq, list, blocks, group_size, next }
     }
 
@@ -161,7 +163,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// As [`Self::new`].
     pub(crate) fn peek(&self, set: &RowSet<'t>) -> Self {
         let (set, seq) = (set.clone(), first_sequence(set, self.call, self.tiling));
-        let (list, blocks) = (list_of(&set, &seq, self.call), blocks_of(&set, &seq, self.call));
+        let list = list_of(&set, &seq, self.call);
+        let blocks = blocks_of(&set, &seq, self.call, list);
         Self { set, seq, list, blocks, outputs: &Outputs::NONE, next: Next::Nothing, ..*self }
     }
 
@@ -196,7 +199,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
                 first -= group_size * seq.q_len;
                 seq = call.sequence(others.next()?.sequence);
             }
-            let RowAt { head, i, left } = RowOrder::of(call, seq.q_len).at(first);
+            let RowAt { head, i, left } = call.row_order(seq.q_len).at(first);
             let len = left.min(row_block.len() - n);
             let row = Row { n, head: first_head + head, i, q_batch: seq.q_batch, at: seq.first_row + i };
             (first, n) = (first + len, n + len);
@@ -258,6 +261,13 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     #[inline]
     pub(crate) fn has_positions(&self) -> bool {
         self.list.is_some() || self.call.options.key_positions.is_some()
+    }
+
+    /// Returns true if some option depends on the numbers or positions of single keys.
+    pub(crate) fn asks_for_numbers(&self) -> bool {
+        let Options { bias, mask, alibi, dropout, .. } = &self.call.options;
+        let options = bias.is_some() || mask.is_some() || alibi.is_some() || dropout.is_some();
+        options || self.call.visible.hides_keys() || self.given.score || self.given.mask || self.given.weight
     }
 
     /// Returns the positions that a row sees, if the range rules are by positions of single keys.
@@ -359,8 +369,8 @@ fn list_of<'t>(set: &RowSet<'_>, seq: &Sequence, call: &Call<'t>) -> Option<KeyL
 
 /// Returns the key blocks that a set of rows computes, by the lengths of its first sequence.
 #[inline(always)]
-fn blocks_of(set: &RowSet<'_>, seq: &Sequence, call: &Call<'_>) -> Blocks {
-    if let Some(list) = list_of(set, seq, call) {
+fn blocks_of(set: &RowSet<'_>, seq: &Sequence, call: &Call<'_>, list: Option<KeyList<'_>>) -> Blocks {
+    if let Some(list) = list {
         return Blocks::all(list.len());
     }
     set.blocks.copied().unwrap_or_else(|| call.blocks(set.sequence, seq, set.rows.clone()))

@@ -16,7 +16,7 @@ pub(crate) mod visibility;
 use crate::attention::call::blocks::Blocks;
 use crate::attention::call::mods::{BlockPosition, CallFacts, MaskError, MaskMod};
 use crate::attention::call::options::{Options, Ragged};
-use crate::attention::call::row_order::RowOrder;
+use crate::attention::call::row_order::{ListsOf, RowOrder};
 use crate::attention::call::selection::KeyList;
 use crate::attention::call::visibility::{Alignment, Visible, VisibleKeys, least_and_most};
 use crate::kv::source::KeyValues;
@@ -89,7 +89,7 @@ impl<'a> Call<'a> {
     ) -> Option<KeyList<'a>> {
         // Work without rows may begin after the last one.
         let selected = self.options.selected.filter(|_| rows.start < self.group_size() * seq.q_len)?;
-        let [in_group, group] = RowOrder::of(self, seq.q_len).list_of(rows.start);
+        let [in_group, group] = self.row_order(seq.q_len).list_of(rows.start);
         let head = match selected.heads() {
             1 => 0,
             _ if self.lists_are_of_query_heads() => kv_head * self.group_size() + in_group,
@@ -121,6 +121,14 @@ impl Call<'_> {
     #[inline]
     pub(crate) fn lists_are_of_query_heads(&self) -> bool {
         self.options.selected.is_some_and(|selected| selected.heads() != 1 && selected.heads() != self.kv.kv_heads())
+    }
+
+    /// Returns the order of the rows of a sequence that share a key/value head, `q_len` of each head.
+    #[inline]
+    pub(crate) fn row_order(&self, q_len: usize) -> RowOrder {
+        let order = RowOrder::without_lists(self.group_size(), q_len);
+        let of = if self.lists_are_of_query_heads() { ListsOf::QueryHeads } else { ListsOf::AllHeads };
+        self.options.selected.map_or(order, |selected| order.with_lists(selected.rows(), of))
     }
 
     /// Number of floats of a block that selected keys are gathered in; 0 if none are.
@@ -278,7 +286,7 @@ impl Call<'_> {
     /// Returns the first and the last position of some rows of a sequence, one at least, counted as in a [`RowSet`]; of more of
     /// its rows, if they belong to several heads.
     pub(crate) fn positions(&self, sequence: usize, seq: &Sequence, rows: Range<usize>) -> [isize; 2] {
-        let [first, last] = RowOrder::of(self, seq.q_len).ends(&rows);
+        let [first, last] = self.row_order(seq.q_len).ends(&rows);
         match self.row_positions(sequence) {
             Some(positions) => least_and_most(&positions[first..=last]).map(|position| position as isize),
             None => [first, last].map(|row| seq.offset.saturating_add_unsigned(row)),

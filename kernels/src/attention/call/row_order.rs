@@ -1,6 +1,5 @@
 //! Order of the query rows that share a key/value head.
 
-use crate::attention::call::Call;
 use core::ops::Range;
 
 /// Order of the rows of a sequence that share a key/value head: all rows of a head, then those of the next; where heads share
@@ -18,6 +17,13 @@ pub(crate) struct RowOrder {
     list_heads: usize,
 }
 
+/// Heads that a list is of, among those that share a key/value head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ListsOf {
+    AllHeads,
+    QueryHeads,
+}
+
 /// Place of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowAt {
@@ -30,16 +36,21 @@ pub(crate) struct RowAt {
 }
 
 impl RowOrder {
-    /// Returns the order of the rows of a sequence that has some, `q_len` of each head.
+    /// Returns the order of rows without lists: `q_len` of each of `group_size` heads.
     #[inline]
-    pub(crate) fn of(call: &Call<'_>, q_len: usize) -> Self {
-        let (group_size, whole) = (call.group_size(), q_len.max(1));
-        let Some(selected) = call.options.selected else {
-            return Self { group_size, q_len, together: whole, list_rows: whole, list_heads: group_size };
-        };
-        let list_rows = selected.rows().min(whole);
-        let (together, list_heads) = if call.lists_are_of_query_heads() { (whole, 1) } else { (list_rows, group_size) };
-        Self { group_size, q_len, together, list_rows, list_heads }
+    pub(crate) fn without_lists(group_size: usize, q_len: usize) -> Self {
+        let whole = q_len.max(1);
+        Self { group_size, q_len, together: whole, list_rows: whole, list_heads: group_size }
+    }
+
+    /// Returns the order of rows where `rows` of each head have a list, which all heads share or each head has for itself.
+    #[inline]
+    pub(crate) fn with_lists(self, rows: usize, of: ListsOf) -> Self {
+        let list_rows = rows.min(self.q_len.max(1));
+        match of {
+            ListsOf::AllHeads => Self { together: list_rows, list_rows, ..self },
+            ListsOf::QueryHeads => Self { list_rows, list_heads: 1, ..self },
+        }
     }
 
     /// Returns the place of a row.
@@ -65,7 +76,7 @@ impl RowOrder {
         }
         let [first, last] = [rows.start, last].map(|row| self.at(row));
         let of_one = |row: usize| row / together * together..q_len.min((row / together + 1) * together);
-        match first.head == last.head && first.i <= last.i && last.i - first.i < rows.len() {
+        match rows.len() <= first.left {
             true => [first.i, last.i],
             false => [of_one(first.i).start, of_one(last.i).end - 1],
         }

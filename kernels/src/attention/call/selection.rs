@@ -113,6 +113,12 @@ impl SelectedKeys {
         inside.then(|| self.units_of(sequence, head, row / self.rows).iter().map(|&unit| (unit >> 1) as usize))
     }
 
+    /// Returns the number of keys that the list of a row names in a sequence of `kv_len` keys; 0 outside the selection.
+    pub fn key_count(&self, sequence: usize, head: usize, row: usize, kv_len: usize) -> usize {
+        let inside = sequence < self.sequences() && head < self.heads && row < self.q_lens[sequence];
+        if inside { self.list(sequence, head, row / self.rows, kv_len).len() } else { 0 }
+    }
+
     /// Returns true if the list of a row names a key. False outside the selection.
     pub fn names(&self, sequence: usize, head: usize, row: usize, key: usize) -> bool {
         self.find(sequence, head, row, key).is_some()

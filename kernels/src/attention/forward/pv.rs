@@ -1,6 +1,7 @@
 //! P·V of a row block and a key block. Values are read where they lie, or packed here.
 
 use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::prefetch;
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
 use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::{Packing, ValuesToPack};
@@ -46,6 +47,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let (stride, step) = (task.tiling.width(), task.tiling.pack_cols * times);
         if self.fresh && matches!(mode, PvMode::Handled(_)) {
             self.regions.out[row_block.start * stride..row_block.end * stride].fill(0.0);
+        }
+        if task.list.is_some() {
+            prefetch::next_listed(task, self.first);
         }
         for first in (0..stride).step_by(step) {
             let end = task.tiling.value_dim.min(first + step);

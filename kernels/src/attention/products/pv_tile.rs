@@ -17,7 +17,7 @@ use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::matmul::value_terms::{ValueTerms, offset};
 use crate::simd::{LANES, Level, Simd, Vector};
-use crate::tensor::rows::{KEY_BLOCK, Rows};
+use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 /// Destination of a tile's sums: the running outputs of its rows, and their factors.
@@ -149,8 +149,8 @@ impl<S: Simd, T: Operand<S>> Terms<S, T> {
             // SAFETY: the caller guarantees the values of the span's keys.
             let (mut at, evenly, mut later) =
                 unsafe { (self.values.at(term), self.values.evenly(term), self.later::<MR, NV>(term)) };
-            // Rows of pages are many short stretches: prefetching those to the second-level cache is faster.
-            let near = MR <= FETCH_BOUND_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
+            // Short stretches of rows, of pages: prefetching those to the second-level cache is faster.
+            let near = MR <= FETCH_BOUND_ROWS && s.has_large_l1() && evenly >= 4 * LANES;
             let level = if near { Level::First } else { Level::Second };
             // The loop over evenly spaced terms looks no address up: see `pack::StridedRows`.
             let stop = end.min(term.saturating_add(evenly.min(later.terms)));

@@ -220,7 +220,7 @@ impl Sizes {
 
     /// Iterates over byte ranges of a head's parts, each with the keys in order. Blocks of other sizes have the same
     /// ranges, longer or shorter.
-    fn strips(self, head: usize) -> impl Iterator<Item = Range<usize>> {
+    pub(super) fn strips(self, head: usize) -> impl Iterator<Item = Range<usize>> {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
         let (layout, [numbers, bytes]) = (self.value_layout(), self.value_numbers());
         let number = self.rows * bytes;

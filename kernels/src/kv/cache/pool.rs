@@ -164,6 +164,17 @@ impl PackedPool {
         &self.memory.floats()[self.place(page)]
     }
 
+    /// Calls `f(address, bytes)` for the memory of some rows of a page in a head.
+    pub(crate) fn memory_of(
+        &self,
+        part: TokenPart,
+        [page, head]: [usize; 2],
+        rows: Range<usize>,
+        f: &mut impl FnMut(*const u8, usize),
+    ) {
+        self.store.sizes.memory_of(part, (self.page(page), head), rows, f);
+    }
+
     /// Number of floats of room that keys of several pages are gathered in; `None` if it overflows.
     pub(crate) fn gathered_floats(&self) -> Option<usize> {
         self.store.sizes.gathered()

@@ -45,10 +45,24 @@ impl Cache {
         self.store.sizes.with_rows(block.rows).values_of(block.memory.floats(), head)
     }
 
+    /// Calls `f(address, bytes)` for the memory of keys and values of a head, as `KeyValues::memory_of` does.
+    pub(crate) fn memory_of(
+        &self,
+        part: TokenPart,
+        [b, h]: [usize; 2],
+        keys: Range<usize>,
+        f: &mut impl FnMut(*const u8, usize),
+    ) {
+        for Stretch { page, row, len } in in_blocks(keys) {
+            let block = self.held(b, page);
+            let sizes = self.store.sizes.with_rows(block.rows);
+            sizes.memory_of(part, (block.memory.floats(), h), row..row + len, f);
+        }
+    }
+
     /// Number of floats of room that [`Self::listed`] needs; `None` if it overflows.
     pub(crate) fn gathered_floats(&self) -> Option<usize> {
-        let rows = self.is_latent() && matches!(self.store.sizes.format, Format::Elements(_));
-        if rows { Some(0) } else { self.store.sizes.gathered() }
+        self.store.sizes.gathered()
     }
 
     /// Returns keys and values of a head from runs of keys: where they lie, or else gathered in `room`.

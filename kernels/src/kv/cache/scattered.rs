@@ -249,6 +249,27 @@ impl Sizes {
         layout.panels().all(|panel| panel.len() == layout.panel(0).len())
     }
 
+    /// Calls `f(address, bytes)` for the memory of some rows of a block in a head: of keys, whole panels.
+    pub(super) fn memory_of(
+        self,
+        part: TokenPart,
+        (block, head): (&[f32], usize),
+        rows: Range<usize>,
+        f: &mut impl FnMut(*const u8, usize),
+    ) {
+        let (memory, latent) = (elements::<u8>(block), self.key_order == KeyOrder::Latent);
+        // Scales of keys, keys, then what values have, where latent keys lie too.
+        let of_keys = part == TokenPart::Key && !latent;
+        let rows = if of_keys { rows.start / LANES * LANES..rows.end.next_multiple_of(LANES) } else { rows };
+        for (_, strip) in self.strips(head).enumerate().filter(|&(n, _)| (n < 2) == of_keys) {
+            let [start, end] =
+                [rows.start, rows.end].map(|row| strip.start + strip.len() * row.min(self.rows) / self.rows);
+            if start < end {
+                f(memory[start..end].as_ptr(), end - start);
+            }
+        }
+    }
+
     /// Number of floats of a block that keys of a head are gathered in.
     pub(super) fn gathered(self) -> Option<usize> {
         Some(Self { rows: KEY_BLOCK, kv_heads: 1, ..self }.bytes()? / size_of::<f32>())

@@ -24,6 +24,12 @@ impl<'t> KeyList<'t> {
         Self { units, unit, len: units.len() * unit - beyond, partly_asked }
     }
 
+    /// Number of keys of a unit.
+    #[inline]
+    pub(crate) fn unit(self) -> usize {
+        self.unit
+    }
+
     /// Number of keys.
     #[inline]
     pub(crate) fn len(self) -> usize {
@@ -43,17 +49,23 @@ impl<'t> KeyList<'t> {
     /// Iterates over some keys of the list in runs: each run's first number in the sequence, and its length.
     #[inline]
     pub(crate) fn runs(self, keys: Range<usize>) -> impl Iterator<Item = (usize, usize)> + Clone + use<'t> {
-        let mut next = keys.start;
+        let (units, unit) = (self.units, self.unit);
+        // Units of one key need no division.
+        let (mut next, mut skip) = if unit == 1 { (keys.start, 0) } else { (keys.start / unit, keys.start % unit) };
+        let mut left = keys.len();
         core::iter::from_fn(move || {
-            if next >= keys.end {
+            if left == 0 {
                 return None;
             }
-            let first = self.key(next);
-            let mut len = (self.unit - next % self.unit).min(keys.end - next);
-            while next + len < keys.end && self.key(next + len) == first + len {
-                len += self.unit.min(keys.end - next - len);
+            let number = (units[next] >> 1) as usize;
+            let first = number * unit + skip;
+            let (mut len, mut end) = (unit - skip, number + 1);
+            (next, skip) = (next + 1, 0);
+            while len < left && (units[next] >> 1) as usize == end {
+                (next, len, end) = (next + 1, len + unit, end + 1);
             }
-            next += len;
+            len = len.min(left);
+            left -= len;
             Some((first, len))
         })
     }
