@@ -4,5 +4,6 @@ pub(crate) mod block_table;
 pub(crate) mod cache;
 pub(crate) mod key_block;
 pub(crate) mod pages;
+pub(crate) mod slot_index;
 pub(crate) mod source;
 pub(crate) mod value_panels;
