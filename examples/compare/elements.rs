@@ -96,8 +96,13 @@ impl Elements {
 
     /// Views of these elements and of all else that the tensors have.
     pub(crate) fn inputs<'a>(&'a self, tensors: &'a Tensors) -> Result<Inputs<'a>> {
+        Ok(tensors.with_lists(self.all_but_lists(tensors)?))
+    }
+
+    /// Views of these elements and of all else that the tensors have, but lists of selected keys.
+    pub(crate) fn all_but_lists<'a>(&'a self, tensors: &'a Tensors) -> Result<Inputs<'a>> {
         match self {
-            Self::F32 => tensors.inputs(),
+            Self::F32 => tensors.all_but_lists(),
             Self::Bf16(qkv) => tensors.with_options(views(qkv)?),
             Self::F16(qkv) => tensors.with_options(views(qkv)?),
         }

@@ -3,6 +3,7 @@
 use super::Only;
 use crate::elements;
 use crate::failure::{Refused, Result};
+use crate::lists::Groups;
 use crate::settings::Sides;
 use sdpa::{Alignment, Dtype, Isa, Point, Precision, Shape};
 use std::num::NonZeroUsize;
@@ -49,6 +50,13 @@ pub(super) fn window(text: &str) -> Result<Sides> {
         (Ok(left), Ok(right)) => Ok(Sides { left, right }),
         _ => Err(wrong("--window", text, expected)),
     }
+}
+
+pub(super) fn groups(text: &str) -> Result<Groups> {
+    let wrong = || wrong("--selected", text, "ROWS,UNIT, each a whole number of at least 1");
+    let (rows, unit) = text.split_once(',').ok_or_else(wrong)?;
+    let one = |text: &str| text.trim().parse().map(NonZeroUsize::get).map_err(|_| wrong());
+    Ok(Groups { rows: one(rows)?, unit: one(unit)? })
 }
 
 pub(super) fn point(text: &str) -> Result<Point> {
