@@ -5,8 +5,7 @@ mod values;
 pub(crate) use values::wrong;
 
 use crate::failure::{Refused, Result};
-use crate::lists::Groups;
-use crate::settings::Settings;
+use crate::settings::{Groups, Settings};
 use crate::sweep::{self, Sweep};
 use sdpa::{Causality, Dtype, Isa, Point, Shape};
 use std::ffi::OsString;

@@ -2,9 +2,8 @@
 
 use super::values::MAX_THREADS;
 use super::*;
-use crate::elements::DTYPES;
 use crate::help::HELP;
-use crate::settings::Sides;
+use crate::settings::{DTYPES, Sides};
 use sdpa::{Alignment, Precision};
 
 fn parse_words(line: &str) -> Result<Command> {

@@ -3,7 +3,8 @@
 use crate::args::Source;
 use crate::failure::{Refused, Result};
 use crate::file;
-use crate::lists::{Groups, Lists};
+use crate::lists::Lists;
+use crate::settings::Groups;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use safetensors::tensor::SafeTensors;

@@ -21,9 +21,9 @@ Usage: compare [OPTIONS] [FILE.safetensors]
                              before the first row (may be negative)
   --window L,R               a row sees L keys before its own position and R after it; - for all on that side
   --softcap X                scores become X*tanh(score/X)
-  --selected ROWS,UNIT       lists of selected keys are those of so many neighbouring rows, and their numbers count units of so
-                             many keys (default: 1,1); the table then has the time of the call without lists, too; not with
-                             --backward
+  --selected ROWS,UNIT       a list of selected keys is for ROWS neighbouring rows, and its numbers count units of UNIT keys
+                             (default: 1,1); with lists, the table has the time of the call without them, too, and no
+                             GFLOP/s; not with --backward
 
   --dtype f32|bf16|f16       fused paths read q, k and v in this type, the others the same numbers in f32
                              (default: the file's, otherwise f32)

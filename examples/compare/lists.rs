@@ -2,21 +2,8 @@
 
 use crate::data::Tensor;
 use crate::failure::Result;
+use crate::settings::Groups;
 use sdpa::{Rectangle, SelectedKeys, SelectionShape};
-
-/// Rows that share a list, and keys that a number stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Groups {
-    pub(crate) rows: usize,
-    pub(crate) unit: usize,
-}
-
-impl Default for Groups {
-    /// A list for each row, of single keys.
-    fn default() -> Self {
-        Self { rows: 1, unit: 1 }
-    }
-}
 
 /// Numbers of a file, and the lists made of them.
 #[derive(Debug, Clone, PartialEq)]

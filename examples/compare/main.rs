@@ -111,7 +111,9 @@ fn compare(args: &Args) -> Result<ExitCode> {
     let measured = pool.install(|| session::measure(&mut runner, &reference, &paths, args.repeat, &progress))?;
     progress.finish_and_clear();
     let peaks = if start.elapsed() < SAME_TIME { peaks } else { peaks.or(Peaks::measure(&paths.all)) };
-    let rows = session::figures(explanation.useful_flops, &reference, &measured, &peaks);
+    // Plans count the keys that range rules show, listed or not.
+    let work = if tensors.selected.is_none() { explanation.useful_flops } else { 0.0 };
+    let rows = session::figures(work, &reference, &measured, &peaks);
 
     if let Some(path) = &args.output {
         pool.install(|| runner.answer(paths.answer, &args.points, |tensors| output::write(path, tensors)))?;

@@ -146,8 +146,8 @@ mod tests {
     use super::*;
     use crate::args::Source;
     use crate::data::{Tensor, load};
-    use crate::lists::{Groups, Lists};
-    use crate::settings::Sides;
+    use crate::lists::Lists;
+    use crate::settings::{Groups, Sides};
     use sdpa::{Alignment, Causality, Precision};
 
     const SHAPE: Shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 35, kv_len: 21, head_dim: 8, value_dim: 3 };

@@ -1,10 +1,8 @@
 //! Values of flags.
 
 use super::Only;
-use crate::elements;
 use crate::failure::{Refused, Result};
-use crate::lists::Groups;
-use crate::settings::Sides;
+use crate::settings::{DTYPES, Groups, Sides};
 use sdpa::{Alignment, Dtype, Isa, Point, Precision, Shape};
 use std::num::NonZeroUsize;
 use std::str::FromStr;
@@ -90,7 +88,7 @@ pub(super) fn only(text: &str) -> Result<Only> {
 }
 
 pub(super) fn dtype(text: &str) -> Result<Dtype> {
-    let found = elements::DTYPES.into_iter().find(|dtype| dtype.to_string() == text);
+    let found = DTYPES.into_iter().find(|dtype| dtype.to_string() == text);
     found.ok_or_else(|| wrong("--dtype", text, "f32, bf16 or f16"))
 }
 
