@@ -1,13 +1,13 @@
-//! Rows that select keys: the last words of this repository's documents look among all words before them, at all of these or at the
-//! few with the highest scores.
+//! Rows that select keys: the last words of this repository's documents look at all words before them, or at the few with the
+//! highest scores.
 //!
 //! ```text
 //! cargo run --release --example select            # pictures to target/pictures
 //! cargo run --release --example select -- FOLDER
 //! ```
 //!
-//! Heads are induction heads made by hand, of hashed words. Head `h` looks for places where the last `h + 1` words stood before:
-//! the key of a word is made of the words before it, and its value of the word itself.
+//! Heads are induction heads, made by hand of hashed words. Head `h` looks for places where the last `h + 1` words stood
+//! before: the key of a word is made of the words before it, its value of the word itself.
 
 #[path = "arguments/mod.rs"]
 mod arguments;
@@ -34,6 +34,11 @@ const NUMBERS: [usize; 8] = [8, 32, 128, 512, 1024, 2048, 4096, 8192];
 const PICTURED: usize = 512;
 const COLUMNS: usize = 100;
 const RUNS: usize = 5;
+
+const NOTE: &str = "\
+Weight: share of all keys' softmax that the chosen keys have, on average. Errors: of a row's output, as a
+vector, relative to its length over all keys. Rows share the reading of all keys; a list is read for one row.
+A model has cheaper scores to choose by (an indexer).";
 
 const DOCUMENTS: [&str; 10] = [
     include_str!("../docs/experiments.md"),
@@ -65,11 +70,7 @@ fn run(given: &Given) -> Result<(), Box<dyn Error>> {
     println!("All keys: {of_all:.2} ms, for the last word alone {of_last:.2} ms.");
     println!("Scores of all keys and their order, once for all lists: {ranking:.0} ms.");
     println!("\nRows select the keys with the highest scores, each in each head:\n");
-    let heading = ["keys", "weight", "median error", "largest error", "time", "last word"];
-    println!(
-        "{:>6}  {:>8}  {:>12}  {:>13}  {:>9}  {:>9}",
-        heading[0], heading[1], heading[2], heading[3], heading[4], heading[5]
-    );
+    println!("  keys    weight  median error  largest error       time  last word");
     let mut steps = Vec::new();
     for keys in NUMBERS.into_iter().filter(|&keys| keys + ROWS <= text.words) {
         let [selected, last] = [lists(&ranked, ROWS, keys)?, lists(&ranked, 1, keys)?];
@@ -81,13 +82,7 @@ fn run(given: &Given) -> Result<(), Box<dyn Error>> {
         println!("{keys:>6}  {weight:>6.2} %  {median:>12.2e}  {largest:>13.2e}  {of_all:>6.2} ms  {of_last:>6.3} ms");
         steps.push(Step { keys, times: [of_all, of_last], median, largest });
     }
-    println!(
-        "\nWeight: share of all keys' softmax that the chosen keys have, on average. Errors: of a row's output, as a vector,"
-    );
-    println!(
-        "relative to its length over all keys. All rows share the reading of all keys; lists are each read for one row."
-    );
-    println!("A model has cheaper scores to choose by (an indexer).\n");
+    println!("\n{NOTE}\n");
     draw_keys(&text, &lists(&ranked, ROWS, PICTURED)?, given)?;
     draw_errors(&steps, [of_all, of_last], given)
 }

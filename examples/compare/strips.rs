@@ -212,8 +212,7 @@ mod tests {
             }
             // Lists for each key/value head, of units of two keys, for groups of three rows.
             let places = 12 * 2 * 2 * 4;
-            let numbers =
-                (0..places).map(|i| if i % 4 == 3 { -1 } else { (i / 4 + 2 * (i % 4)) as i32 % 11 }).collect();
+            let numbers = (0..places).map(|i| if i % 4 == 3 { -1 } else { (i / 4 + 2 * (i % 4)) % 11 }).collect();
             let numbers = Tensor { shape: [2, 2, 12, 4], data: numbers };
             let lists = Lists { numbers, lens: Some(vec![4, 2]), keys: SelectedKeys::new() };
             let mut selecting = Tensors { selected: Some(lists), kv_lens: None, ..plain.clone() };

@@ -49,8 +49,8 @@ impl Sdpa {
     /// must be on the CPU.
     ///
     /// Candle's `backward` gives gradients in `q`, `k`, `v`, bias, slopes and sinks, by [`sdpa::attention_backward`]. Masks and
-    /// lengths are integers, which have none; a call with [`selected`](Self::selected) keys has no backward pass. A bias, slopes or sinks that candle tracks are copied in a call, and so are the
-    /// values beside them.
+    /// lengths are integers, which have none; a call with [`selected`](Self::selected) keys has no backward pass. A bias, slopes
+    /// or sinks that candle tracks are copied in a call, and so are the values beside them.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let order = Order::of(q);
         let learned: Vec<&Tensor> = self.learned().into_iter().flatten().collect();
