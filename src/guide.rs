@@ -18,6 +18,9 @@ struct Layouts;
 #[doc = include_str!("../docs/guide/masks.md")]
 struct Masks;
 
+#[doc = include_str!("../docs/guide/selected-keys.md")]
+struct SelectedKeys;
+
 #[doc = include_str!("../docs/guide/caches.md")]
 struct Caches;
 

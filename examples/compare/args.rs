@@ -1,17 +1,19 @@
 //! The command line.
 
+// The fuzzer compiles this file from elsewhere.
+#[path = "args/values.rs"]
 mod values;
 
 pub(crate) use values::wrong;
 
 use crate::failure::{Refused, Result};
-use crate::settings::Settings;
+use crate::settings::{Groups, Settings};
 use crate::sweep::{self, Sweep};
 use sdpa::{Causality, Dtype, Isa, Point, Shape};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use values::{alignment, dtype, isa, number, only, point, precision, shape, threads, window};
+use values::{alignment, dtype, groups, isa, number, only, point, precision, shape, threads, window};
 
 /// What the program was asked to do.
 #[derive(Debug, PartialEq)]
@@ -27,6 +29,8 @@ pub(crate) enum Command {
 pub(crate) struct Args {
     pub(crate) source: Source,
     pub(crate) settings: Settings,
+    /// What the lists of selected keys of the file mean.
+    pub(crate) selected: Option<Groups>,
     /// Element type of queries, keys and values; otherwise that of the file, or f32.
     pub(crate) dtype: Option<Dtype>,
     pub(crate) only: Option<Only>,
@@ -112,12 +116,13 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
 }
 
 /// Flags that take a value.
-const VALUED: [&str; 15] = [
+const VALUED: [&str; 16] = [
     "--shape",
     "--scale",
     "--align",
     "--window",
     "--softcap",
+    "--selected",
     "--dtype",
     "--precision",
     "--isa",
@@ -136,6 +141,7 @@ struct Given {
     file: Option<PathBuf>,
     shape: Option<Shape>,
     settings: Settings,
+    selected: Option<Groups>,
     dtype: Option<Dtype>,
     only: Option<Only>,
     isa: Option<Isa>,
@@ -187,6 +193,7 @@ impl Given {
             "--window" => self.settings.window = Some(window(text)?),
             "--softcap" => self.settings.softcap = Some(number(flag, text, "a number")?),
             "--align" => self.settings.alignment = Some(alignment(text)?),
+            "--selected" => self.selected = Some(groups(text)?),
             "--dtype" => self.dtype = Some(dtype(text)?),
             "--precision" => self.settings.precision = precision(text)?,
             "--isa" => self.isa = Some(isa(text)?),
@@ -219,7 +226,7 @@ impl Given {
 
     /// Refuses flags that do not go with `--backward`.
     fn check_backward(&self) -> Result<()> {
-        let forward = ["--weights", "--scores", "--explain", "--precision"];
+        let forward = ["--weights", "--scores", "--explain", "--precision", "--selected"];
         match forward.into_iter().find(|flag| self.backward && self.has(flag)) {
             Some(flag) => Err(Refused::new(format_args!("{flag}: is about the forward pass, but got --backward too"))),
             None => Ok(()),
@@ -281,6 +288,7 @@ impl Given {
         let args = Box::new(Args {
             source,
             settings: self.settings,
+            selected: self.selected,
             dtype: self.dtype,
             only: self.only,
             isa: self.isa,

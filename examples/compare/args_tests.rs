@@ -2,9 +2,8 @@
 
 use super::values::MAX_THREADS;
 use super::*;
-use crate::elements::DTYPES;
 use crate::help::HELP;
-use crate::settings::Sides;
+use crate::settings::{DTYPES, Sides};
 use sdpa::{Alignment, Precision};
 
 fn parse_words(line: &str) -> Result<Command> {
@@ -40,7 +39,7 @@ fn every_flag_is_read() {
     let args = args(
         "--shape 1,8,2,3,4,5,6 --scale -0.3 --causal --align -3 --isa portable --threads 1 --only fused --repeat 7 \
          --output out.safetensors --json --window 3,- --softcap 2.5 --scores masked --weights --scores raw --dtype bf16 \
-         --precision native",
+         --precision native --selected 16,64",
     );
     let shape = Shape { batch: 1, heads: 8, kv_heads: 2, q_len: 3, kv_len: 4, head_dim: 5, value_dim: 6 };
     assert_eq!(args.source, Source::Random(shape));
@@ -49,6 +48,7 @@ fn every_flag_is_read() {
     let (scale, softcap, causality) = (Some(-0.3), Some(2.5), Causality::Causal);
     let precision = Precision::Native;
     assert_eq!(args.settings, Settings { scale, softcap, causality, window, alignment, precision });
+    assert_eq!(args.selected, Some(Groups { rows: 16, unit: 64 }));
     assert_eq!(args.dtype, Some(Dtype::Bf16));
     assert_eq!(args.points, [Point::Masked, Point::Raw, Point::Weights]);
     assert_eq!(args.isa.map(Isa::name), Some("portable"));
@@ -133,6 +133,10 @@ fn wrong_values_are_named_with_the_right_ones() {
     assert_eq!(refusal("--align 1.5"), "--align: 1.5, but must be top-left, bottom-right or a whole number");
     assert_eq!(refusal("--repeat 0"), "--repeat: 0, but must be a whole number of at least 1");
     assert_eq!(refusal("--repeat -2"), "--repeat: -2, but must be a whole number of at least 1");
+    for groups in ["3", "0,1", "1,0", "1,-1", "1,2,3", "a,b"] {
+        let message = format!("--selected: {groups}, but must be ROWS,UNIT, each a whole number of at least 1");
+        assert_eq!(refusal(&format!("--selected {groups}")), message);
+    }
     for window in ["3", "3,", ",", "-1,0", "1,2,3", "a,b"] {
         let message = format!("--window: {window}, but must be L,R, each a whole number or -");
         assert_eq!(refusal(&format!("--window {window}")), message);

@@ -26,6 +26,10 @@ pub(crate) fn compare(args: &Args) -> Result<ExitCode> {
         output::check(path)?;
     }
     let mut tensors = elements::load(&args.source, args.dtype)?;
+    if let Some(lists) = &tensors.selected {
+        let shape = lists.numbers.shape;
+        return Err(Refused::new(format_args!("selected: {shape:?}, but gradients take no lists, and got --backward")));
+    }
     let shape = tensors.inputs()?.shape()?;
     let out = [shape.batch, shape.heads, shape.q_len, shape.value_dim];
     let made_up = tensors.d_out.is_none();

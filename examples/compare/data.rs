@@ -3,10 +3,12 @@
 use crate::args::Source;
 use crate::failure::{Refused, Result};
 use crate::file;
+use crate::lists::Lists;
+use crate::settings::Groups;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use safetensors::tensor::SafeTensors;
-use sdpa::{Dtype, Inputs, Mask, Shape, View};
+use sdpa::{Dtype, Inputs, Mask, SelectedKeys, Shape, View};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -36,6 +38,7 @@ pub(crate) struct Tensors {
     pub(crate) sinks: Option<Vec<f32>>,
     pub(crate) alibi_slopes: Option<Vec<f32>>,
     pub(crate) kv_lens: Option<Vec<usize>>,
+    pub(crate) selected: Option<Lists>,
     /// Gradients in the output, and in the log-sum-exp, `[batch, heads, rows, 1]`, for the backward pass.
     pub(crate) d_out: Option<Tensor>,
     pub(crate) d_lse: Option<Tensor>,
@@ -79,6 +82,7 @@ impl Tensors {
             sinks: None,
             alibi_slopes: None,
             kv_lens: None,
+            selected: None,
             d_out: None,
             d_lse: None,
         }
@@ -86,10 +90,32 @@ impl Tensors {
 
     /// Views of all there is, in f32.
     pub(crate) fn inputs(&self) -> Result<Inputs<'_>> {
+        Ok(self.with_lists(self.all_but_lists()?))
+    }
+
+    /// Views of all but lists of selected keys, in f32.
+    pub(crate) fn all_but_lists(&self) -> Result<Inputs<'_>> {
         self.with_options(Inputs::new(self.q.view()?, self.k.view()?, self.v.view()?))
     }
 
-    /// Adds all else there is to views of queries, keys and values.
+    /// Adds lists of selected keys, if there are any.
+    pub(crate) fn with_lists<'a>(&'a self, inputs: Inputs<'a>) -> Inputs<'a> {
+        self.selected.as_ref().map_or(inputs, |lists| inputs.selected(&lists.keys))
+    }
+
+    /// Makes the lists of selected keys of the file's numbers.
+    pub(crate) fn select(&mut self, groups: Option<Groups>) -> Result<()> {
+        if self.selected.is_none() {
+            return groups.map_or(Ok(()), |Groups { rows, unit }| {
+                Err(Refused::new(format_args!("--selected: {rows},{unit}, but there is no tensor selected")))
+            });
+        }
+        let Shape { batch, q_len, .. } = self.all_but_lists()?.shape()?;
+        let kv_lens: Vec<_> = (0..batch).map(|b| self.kv_len(b)).collect();
+        self.selected.as_mut().map_or(Ok(()), |lists| lists.make(groups.unwrap_or_default(), q_len, &kv_lens))
+    }
+
+    /// Adds all else there is, but lists, to views of queries, keys and values.
     pub(crate) fn with_options<'a>(&'a self, mut inputs: Inputs<'a>) -> Result<Inputs<'a>> {
         if let Some(bias) = &self.bias {
             inputs = inputs.bias(bias.view()?);
@@ -109,8 +135,13 @@ impl Tensors {
         Ok(inputs)
     }
 
-    /// Some rows of one head, and all they look at, as a separate call.
-    pub(crate) fn inputs_of_rows(&self, [batch, head]: [usize; 2], rows: Range<usize>) -> Result<Inputs<'_>> {
+    /// Some rows of one head, and all they look at, as a separate call; its lists, if there are any, are made in `lists`.
+    pub(crate) fn inputs_of_rows<'a>(
+        &'a self,
+        [batch, head]: [usize; 2],
+        rows: Range<usize>,
+        lists: &'a mut SelectedKeys,
+    ) -> Result<Inputs<'a>> {
         let ([_, heads, ..], [_, kv_heads, keys, _]) = (self.q.shape, self.k.shape);
         let kv = [batch, head / (heads / kv_heads)];
         let q = self.q.rows([batch, head], rows.clone())?;
@@ -119,7 +150,7 @@ impl Tensors {
             inputs = inputs.bias(bias.broadcast_rows([batch, head], rows.clone())?);
         }
         if let Some(mask) = &self.mask {
-            inputs = inputs.mask(Mask::keep(mask.broadcast_rows([batch, head], rows)?));
+            inputs = inputs.mask(Mask::keep(mask.broadcast_rows([batch, head], rows.clone())?));
         }
         if let Some(sinks) = &self.sinks {
             inputs = inputs.sinks(&sinks[head..=head]);
@@ -129,6 +160,10 @@ impl Tensors {
         }
         if let Some(lens) = &self.kv_lens {
             inputs = inputs.kv_lens(&lens[batch..=batch]);
+        }
+        if let Some(selected) = &self.selected {
+            selected.of_rows([batch, head], heads, rows, lists)?;
+            inputs = inputs.selected(lists);
         }
         Ok(inputs)
     }
@@ -150,6 +185,7 @@ impl Tensors {
             true => format!("{min} keys exist"),
             false => format!("{min} to {max} keys exist"),
         }));
+        options.extend(self.selected.as_ref().map(Lists::in_words));
         options
     }
 }

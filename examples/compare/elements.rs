@@ -7,9 +7,6 @@ use crate::paths::Method;
 use crate::settings::Settings;
 use sdpa::{Bf16, Dtype, F16, Inputs, Precision, View};
 
-/// Every element type.
-pub(crate) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-
 /// Element type and precision of fused paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Numbers {
@@ -96,8 +93,13 @@ impl Elements {
 
     /// Views of these elements and of all else that the tensors have.
     pub(crate) fn inputs<'a>(&'a self, tensors: &'a Tensors) -> Result<Inputs<'a>> {
+        Ok(tensors.with_lists(self.all_but_lists(tensors)?))
+    }
+
+    /// Views of these elements and of all else that the tensors have, but lists of selected keys.
+    pub(crate) fn all_but_lists<'a>(&'a self, tensors: &'a Tensors) -> Result<Inputs<'a>> {
         match self {
-            Self::F32 => tensors.inputs(),
+            Self::F32 => tensors.all_but_lists(),
             Self::Bf16(qkv) => tensors.with_options(views(qkv)?),
             Self::F16(qkv) => tensors.with_options(views(qkv)?),
         }
@@ -123,6 +125,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::DTYPES;
     use sdpa::Shape;
 
     const SHAPE: Shape = Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 7, kv_len: 9, head_dim: 5, value_dim: 3 };

@@ -2,8 +2,9 @@
 
 use crate::data::{Tensor, Tensors};
 use crate::failure::{Refused, Result};
+use crate::lists::Lists;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use sdpa::{Bf16, F16};
+use sdpa::{Bf16, F16, SelectedKeys};
 use std::path::Path;
 
 /// Names shown of the tensors that a file does have.
@@ -46,6 +47,7 @@ fn tensors(bytes: &[u8], prefix: &str, title: String) -> Result<Tensors> {
         sinks: given("sinks").map(|sinks| sinks.list("heads")).transpose()?,
         alibi_slopes: given("alibi_slopes").map(|slopes| slopes.list("heads")).transpose()?,
         kv_lens: given("kv_lens").map(|lens| lens.lengths()).transpose()?,
+        selected: given("selected").map(|numbers| numbers.lists(given("selected_lens"))).transpose()?,
         d_out: given("d_out").map(|gradient| gradient.floats()).transpose()?,
         d_lse: given("d_lse").map(|gradient| gradient.numbers_of_rows()).transpose()?,
     })
@@ -125,6 +127,17 @@ impl<'a> Named<'a> {
         Ok(self.f32s())
     }
 
+    /// `[batch, heads, groups, places]` of i32, and how many places count.
+    fn lists(&self, lens: Option<Self>) -> Result<Lists> {
+        self.dtype(&[Dtype::I32], "I32")?;
+        let numbers = Tensor { shape: self.shape("batch, heads, groups, places")?, data: self.i32s() };
+        let lens = lens.map(|lens| {
+            lens.dtype(&[Dtype::I32], "I32")?;
+            lens.shape("groups or sequences").map(|[_]| lens.i32s())
+        });
+        Ok(Lists { numbers, lens: lens.transpose()?, keys: SelectedKeys::new() })
+    }
+
     /// `[batch]` of integers.
     fn lengths(&self) -> Result<Vec<usize>> {
         self.dtype(&[Dtype::I32, Dtype::I64, Dtype::U32, Dtype::U64], "I32, I64, U32 or U64")?;
@@ -158,6 +171,10 @@ impl<'a> Named<'a> {
             let rank = shape.len();
             Refused::new(format_args!("{name}: shape {shape:?} has {rank} dimensions, but must have {N}: {dimensions}"))
         })
+    }
+
+    fn i32s(&self) -> Vec<i32> {
+        each(self.view.data(), i32::from_le_bytes)
     }
 
     fn f32s(&self) -> Vec<f32> {
@@ -243,6 +260,10 @@ mod tests {
         assert_eq!(tensors.kv_lens, Some(vec![0]));
         assert_eq!(tensors.bias.unwrap().shape, [1, 1, 2, 4]);
         assert_eq!(tensors.mask.unwrap().data, [0; 8]);
+        let lists = [("selected", Dtype::I32, &[1, 1, 2, 3][..]), ("selected_lens", Dtype::I32, &[2][..])];
+        let lists = read(&[&[Q, K, V][..], &lists].concat()).unwrap().selected.unwrap();
+        assert_eq!((lists.numbers.shape, lists.numbers.data), ([1, 1, 2, 3], vec![0; 6]));
+        assert_eq!(lists.lens, Some(vec![0; 2]));
     }
 
     #[test]

@@ -9,7 +9,9 @@ Usage: compare [OPTIONS] [FILE.safetensors]
   FILE.safetensors           tensors q [B,H,Lq,D], k [B,Hkv,Lk,D], v [B,Hkv,Lk,Dv], all f32, bf16
                              or f16; and if it has them:
                                bias f32 and mask bool or u8 (nonzero keeps), [B or 1,H or 1,Lq or 1,Lk or 1];
-                               sinks and alibi_slopes f32 [H]; kv_lens, integers [B]
+                               sinks and alibi_slopes f32 [H]; kv_lens, integers [B];
+                               selected i32 [B,H or Hkv or 1,groups of rows,places], the keys that rows select (-1: none), and
+                               selected_lens i32 [B*groups or B], the places that count
   --shape B,H,HKV,LQ,LK,D,DV unit-normal data of this shape, from a fixed seed
                              (with neither: layer 3 of all-MiniLM-L6-v2 on a paragraph of 268 tokens)
 
@@ -19,6 +21,9 @@ Usage: compare [OPTIONS] [FILE.safetensors]
                              before the first row (may be negative)
   --window L,R               a row sees L keys before its own position and R after it; - for all on that side
   --softcap X                scores become X*tanh(score/X)
+  --selected ROWS,UNIT       a list of selected keys is for ROWS neighbouring rows, and its numbers count units of UNIT keys
+                             (default: 1,1); with lists, the table has the time of the call without them, too, and no
+                             GFLOP/s; not with --backward
 
   --dtype f32|bf16|f16       fused paths read q, k and v in this type, the others the same numbers in f32
                              (default: the file's, otherwise f32)

@@ -15,12 +15,14 @@ mod file;
 #[path = "../arguments/folder.rs"]
 mod folder;
 mod help;
+mod lists;
 mod output;
 mod paths;
 #[path = "../pictures/mod.rs"]
 mod pictures;
 mod pool;
 mod reference;
+mod runner;
 mod session;
 mod settings;
 mod strips;
@@ -36,9 +38,10 @@ use data::Tensors;
 use elements::{Elements, Numbers};
 use failure::{Refused, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use paths::{Pass, Paths, Runner};
+use paths::{Pass, Paths};
 use pool::pool;
 use reference::Reference;
+use runner::Runner;
 use sdpa::{Isa, Machine, Shape};
 use settings::Settings;
 use std::fmt::Write as _;
@@ -73,9 +76,10 @@ fn compare(args: &Args) -> Result<ExitCode> {
     if let Some(path) = &args.output {
         output::check(path)?;
     }
-    let tensors = elements::load(&args.source, args.dtype)?;
+    let mut tensors = elements::load(&args.source, args.dtype)?;
+    tensors.select(args.selected)?;
     let shape = tensors.inputs()?.shape()?;
-    paths::points_fit(&shape, &args.points)?;
+    runner::points_fit(&shape, &args.points)?;
     let rows = Rows::choose(&shape);
     // Nothing would be timed; and sizes of an empty tensor may be anything, so that even counting blocks takes for ever.
     if rows.all == 0 {
@@ -107,7 +111,9 @@ fn compare(args: &Args) -> Result<ExitCode> {
     let measured = pool.install(|| session::measure(&mut runner, &reference, &paths, args.repeat, &progress))?;
     progress.finish_and_clear();
     let peaks = if start.elapsed() < SAME_TIME { peaks } else { peaks.or(Peaks::measure(&paths.all)) };
-    let rows = session::figures(explanation.useful_flops, &reference, &measured, &peaks);
+    // Plans count the keys that range rules show, listed or not.
+    let work = if tensors.selected.is_none() { explanation.useful_flops } else { 0.0 };
+    let rows = session::figures(work, &reference, &measured, &peaks);
 
     if let Some(path) = &args.output {
         pool.install(|| runner.answer(paths.answer, &args.points, |tensors| output::write(path, tensors)))?;

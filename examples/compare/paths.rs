@@ -1,17 +1,11 @@
-//! The ways to compute attention, and how one of them is run and timed.
+//! The ways to compute attention.
 
 use crate::args::{Args, Only};
-use crate::data::{Tensors, available_memory, gib, reserved};
-use crate::elements::Elements;
+use crate::data::{available_memory, gib};
 use crate::failure::{Refused, Result};
-use crate::output::Named;
-use crate::settings::Settings;
-use crate::strips::{Cut, Rows, Strip};
-use sdpa::{Attention, Exec, Explanation, Inputs, Isa, Machine, Outputs, Plan, Point, Problem};
-use sdpa::{Shape, ViewMut, Workspace};
-use std::hint::black_box;
+use crate::strips::{Cut, Strip};
+use sdpa::{Exec, Isa, Outputs, SelectedKeys, Shape, ViewMut};
 use std::num::NonZeroUsize;
-use std::time::{Duration, Instant};
 
 /// A way to compute attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,7 +122,8 @@ fn unfused_carries(cut: &Cut<'_>) -> Result<()> {
     if cut.shape.batch == 0 || cut.shape.heads == 0 {
         return Ok(());
     }
-    let (attention, inputs) = cut.call(&Strip { batch: 0, head: 0, first: 0, len: 0 })?;
+    let mut lists = SelectedKeys::new();
+    let (attention, inputs) = cut.call(&Strip { batch: 0, head: 0, first: 0, len: 0 }, &mut lists)?;
     let out = ViewMut::<f32>::bhld(&mut [], [1, 1, 0, cut.shape.value_dim])?;
     sdpa_unfused::attention(&attention, inputs, Outputs::new(out), Exec::serial())
         .map_err(|e| Refused::new(format_args!("no unfused path: {e}")))
@@ -152,163 +147,12 @@ fn scores_fit(shape: &Shape, threads: usize, pass: Pass) -> Result<()> {
     )))
 }
 
-/// Everything that runs of the paths share: inputs, outputs made beforehand, memory that is kept.
-pub(crate) struct Runner<'a> {
-    attention: Attention,
-    /// In f32, and as fused paths read them.
-    inputs: Inputs<'a>,
-    fused: Inputs<'a>,
-    cut: Cut<'a>,
-    rows: &'a Rows,
-    pub(crate) shape: Shape,
-    pub(crate) out: Vec<f32>,
-    pub(crate) lse: Vec<f32>,
-    workspace: Workspace,
-}
-
-impl<'a> Runner<'a> {
-    /// `elements` are those of the tensors.
-    pub(crate) fn new(
-        tensors: &'a Tensors,
-        elements: &'a Elements,
-        settings: Settings,
-        rows: &'a Rows,
-    ) -> Result<Self> {
-        let inputs = tensors.inputs()?;
-        let shape = inputs.shape()?;
-        Ok(Self {
-            attention: settings.attention(),
-            inputs,
-            fused: elements.inputs(tensors)?,
-            cut: Cut::new(tensors, settings, shape),
-            rows,
-            shape,
-            out: filled(rows.all * shape.value_dim)?,
-            lse: filled(rows.all)?,
-            workspace: Workspace::new(),
-        })
-    }
-
-    /// The call, checked.
-    pub(crate) fn problem(&mut self) -> Result<Problem<'_>> {
-        let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
-        Ok(self.attention.problem(self.fused, outputs)?)
-    }
-
-    /// The plan by which the fused path runs.
-    pub(crate) fn plan(&mut self, path: Path) -> Result<Plan> {
-        Ok(Plan::new(&self.problem()?, path.exec()))
-    }
-
-    /// What that plan does, and why.
-    pub(crate) fn explain(&mut self, path: Path, machine: Option<Machine>) -> Result<Explanation> {
-        let problem = self.problem()?;
-        Ok(Plan::new(&problem, path.exec()).explain(&problem, machine))
-    }
-
-    /// Computes the tensors to write and hands them over.
-    pub(crate) fn answer<R>(
-        &mut self,
-        path: Path,
-        points: &[Point],
-        write: impl FnOnce(&[Named<'_>]) -> Result<R>,
-    ) -> Result<R> {
-        let Shape { batch, heads, q_len, kv_len, value_dim, .. } = self.shape;
-        let shape = [batch, heads, q_len, kv_len];
-        let mut scores = points.iter().map(|_| filled(shape.iter().product())).collect::<Result<Vec<_>>>()?;
-        self.clear();
-        let mut outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
-        for (&point, scores) in points.iter().zip(&mut scores) {
-            outputs = outputs.scores(point, ViewMut::bhld(scores, shape)?);
-        }
-        self.attention.problem(self.fused, outputs)?.run_once(path.exec());
-        let mut tensors = vec![
-            Named { name: "out", shape: vec![batch, heads, q_len, value_dim], data: &self.out },
-            Named { name: "lse", shape: vec![batch, heads, q_len], data: &self.lse },
-        ];
-        let named = |(&point, data)| Named { name: name_of(point), shape: shape.to_vec(), data };
-        tensors.extend(points.iter().zip(scores.iter().map(Vec::as_slice)).map(named));
-        write(&tensors)
-    }
-
-    /// Forgets what was computed: an element that the next run leaves out is then no number.
-    pub(crate) fn clear(&mut self) {
-        self.out.fill(f32::NAN);
-        self.lse.fill(f32::NAN);
-    }
-
-    /// Runs a path once. Fused and unfused leave their answer in `out` and `lse`; naive, which runs on the rows that are
-    /// checked, leaves nothing.
-    pub(crate) fn run(&mut self, path: Path, plan: Option<&Plan>) -> Result<Duration> {
-        let attention = self.attention;
-        let start;
-        match (path.method, plan) {
-            (Method::Naive, _) => {
-                start = Instant::now();
-                for strip in &self.rows.strips {
-                    black_box(self.cut.answer::<f32>(strip)?);
-                }
-            }
-            (Method::Fused(_), Some(plan)) => {
-                let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
-                start = Instant::now();
-                attention.problem(self.fused, outputs)?.run(plan, &mut self.workspace);
-            }
-            (Method::Fused(_), None) => {
-                let plan = self.plan(path)?;
-                return self.run(path, Some(&plan));
-            }
-            (Method::Unfused, _) => {
-                let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
-                start = Instant::now();
-                sdpa_unfused::attention(&attention, self.inputs, outputs, path.exec())?;
-            }
-        }
-        Ok(start.elapsed())
-    }
-}
-
-/// So many NaNs.
-fn filled(len: usize) -> Result<Vec<f32>> {
-    let mut data = reserved(len)?;
-    data.resize(len, f32::NAN);
-    Ok(data)
-}
-
-/// Refuses early what memory could not hold at the end: each tensor of scores, its bytes, and the file made of them.
-pub(crate) fn points_fit(shape: &Shape, points: &[Point]) -> Result<()> {
-    let sizes = [shape.batch, shape.heads, shape.q_len, shape.kv_len, points.len(), 3 * size_of::<f32>()];
-    let needed = sizes.iter().fold(1, |bytes: u128, &n| bytes.saturating_mul(n as u128));
-    let (there, n) = (available_memory(), points.len());
-    if needed <= there {
-        return Ok(());
-    }
-    let (needed, there) = (gib(needed), gib(there));
-    Err(Refused::new(format_args!("--output: {n} tensor(s) of scores take {needed}, but there are {there} of memory")))
-}
-
-/// The name under which scores are written.
-fn name_of(point: Point) -> &'static str {
-    match point {
-        Point::Raw => "scores.raw",
-        Point::Softcapped => "scores.softcap",
-        Point::Masked => "scores.masked",
-        Point::Weights => "weights",
-        point => unreachable!("no setting asks for scores at {point:?}"),
-    }
-}
-
-/// The views that a path writes through.
-fn outputs<'a>(shape: &Shape, out: &'a mut [f32], lse: &'a mut [f32]) -> Result<Outputs<'a>> {
-    let Shape { batch, heads, q_len, value_dim, .. } = *shape;
-    let out = ViewMut::bhld(out, [batch, heads, q_len, value_dim])?;
-    Ok(Outputs::new(out).lse(ViewMut::bhl(lse, [batch, heads, q_len])?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::args::{Command, parse};
+    use crate::data::{Tensor, Tensors};
+    use crate::lists::Lists;
 
     fn tensors() -> Tensors {
         crate::data::load(&crate::args::Source::Random(SHAPE)).unwrap()
@@ -363,30 +207,12 @@ mod tests {
         assert_eq!(refusal("--softcap 2", &tensors()), format!("no unfused path: softcap: {why}"));
         let sinks = Tensors { sinks: Some(vec![0.0; 2]), ..tensors() };
         assert_eq!(refusal("", &sinks), format!("no unfused path: sinks: {why}"));
+        let (numbers, keys) = (Tensor { shape: [1, 1, 5, 1], data: vec![6; 5] }, SelectedKeys::new());
+        let mut lists = Tensors { selected: Some(Lists { numbers, lens: None, keys }), ..tensors() };
+        lists.select(None).unwrap();
+        assert_eq!(refusal("", &lists), format!("no unfused path: selected keys: {why}"));
         let lens = Tensors { kv_lens: Some(vec![3]), ..tensors() };
         assert_eq!(refusal("", &lens), format!("no unfused path: kv_lens: {why}"));
         assert!(chosen("--causal --align top-left --window 3,-", &tensors(), &SHAPE).unwrap().left_out.is_none());
-    }
-
-    #[test]
-    fn scores_to_write_must_fit() {
-        assert!(points_fit(&SHAPE, &[Point::Weights]).is_ok());
-        let long = Shape { q_len: 1 << 30, kv_len: 1 << 30, ..SHAPE };
-        assert!(points_fit(&long, &[]).is_ok());
-        let message = points_fit(&long, &[Point::Raw, Point::Weights]).unwrap_err().to_string();
-        assert!(message.starts_with("--output: 2 tensor(s) of scores take "), "{message}");
-    }
-
-    /// Whatever the path, nothing is left of what was there before.
-    #[test]
-    fn paths_write_every_element() {
-        let tensors = tensors();
-        let rows = Rows::choose(&SHAPE);
-        let mut runner = Runner::new(&tensors, &Elements::F32, Settings::default(), &rows).unwrap();
-        for method in Isa::available().map(Method::Fused).chain([Method::Unfused]) {
-            runner.clear();
-            runner.run(Path { method, threads: 1 }, None).unwrap();
-            assert!(runner.out.iter().chain(&runner.lse).all(|x| x.is_finite()), "{method:?}");
-        }
     }
 }

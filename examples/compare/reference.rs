@@ -223,7 +223,8 @@ mod tests {
     use crate::args::Source;
     use crate::data::{Tensor, Tensors, load};
     use crate::elements::{self, Elements};
-    use crate::paths::{Path, Runner};
+    use crate::paths::Path;
+    use crate::runner::Runner;
     use crate::settings::Settings;
     use sdpa::{Causality, Dtype, Precision, naive};
 

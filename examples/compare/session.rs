@@ -1,8 +1,9 @@
 //! Runs all the paths and turns what was measured into figures.
 
 use crate::failure::Result;
-use crate::paths::{Method, Paths, Runner};
+use crate::paths::{Method, Paths};
 use crate::reference::{Errors, Reference};
+use crate::runner::Runner;
 use crate::table::Row;
 use crate::timing::{self, Peaks, Timed};
 use indicatif::ProgressBar;
@@ -12,6 +13,8 @@ use std::num::NonZeroUsize;
 #[derive(Debug)]
 pub(crate) struct Measured {
     paths: Vec<(Timed, Errors)>,
+    /// Fused paths without the lists of selected keys, if the call has any.
+    dense: Vec<Timed>,
 }
 
 /// Runs every path once to check its answer, then as often as it takes to time it.
@@ -26,7 +29,7 @@ pub(crate) fn measure(
     progress.reset();
     progress.set_length(paths.all.len() as u64);
     progress.set_message("checking the answers");
-    let (mut timed, mut errors) = (Vec::new(), Vec::new());
+    let (mut timed, mut errors, mut dense) = (Vec::new(), Vec::new(), Vec::new());
     for &path in &paths.all {
         let plan = match path.method {
             Method::Fused(_) => Some(runner.plan(path)?),
@@ -39,10 +42,20 @@ pub(crate) fn measure(
             _ => reference.errors(&shape, &runner.out, &runner.lse),
         });
         timed.push(Timed::new(path, plan, first, repeat));
+        if let Some(plan) = runner.dense_plan(path)? {
+            let first = runner.run_dense(&plan)?;
+            dense.push(Timed::new(path, Some(plan), first, repeat));
+        }
         progress.inc(1);
     }
-    timing::time(&mut timed, progress, |_, timed| runner.run(timed.path, timed.plan.as_ref()))?;
-    Ok(Measured { paths: timed.into_iter().zip(errors).collect() })
+    let with_lists = timed.len();
+    timed.append(&mut dense);
+    timing::time(&mut timed, progress, |n, timed| match &timed.plan {
+        Some(plan) if n >= with_lists => runner.run_dense(plan),
+        plan => runner.run(timed.path, plan.as_ref()),
+    })?;
+    let dense = timed.split_off(with_lists);
+    Ok(Measured { paths: timed.into_iter().zip(errors).collect(), dense })
 }
 
 /// A row of the table for each path.
@@ -67,6 +80,7 @@ pub(crate) fn figures(work: f64, reference: &Reference, measured: &Measured, pea
             estimated_from: (sampled && path.method == Method::Naive).then_some(reference.rows.checked),
             flops,
             share: flops.map(|flops| flops / peak),
+            dense: measured.dense.iter().find(|dense| dense.path == path).map(|dense| dense.median().as_secs_f64()),
             speed_up: naive.filter(|_| time > 0.0).map(|naive| naive / time),
             errors: *errors,
         }

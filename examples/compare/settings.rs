@@ -1,6 +1,6 @@
 //! What is computed, as the command line says it.
 
-use sdpa::{Alignment, Attention, Causality, Precision, Window};
+use sdpa::{Alignment, Attention, Causality, Dtype, Precision, Window};
 use std::fmt;
 
 /// The options of an attention call. Kept beside [`Attention`], because rows are checked a few at a time too, and those
@@ -21,6 +21,23 @@ pub(crate) struct Settings {
 pub(crate) struct Sides {
     pub(crate) left: Option<usize>,
     pub(crate) right: Option<usize>,
+}
+
+/// Every element type.
+pub(crate) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+/// Rows that share a list, and keys that a number stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Groups {
+    pub(crate) rows: usize,
+    pub(crate) unit: usize,
+}
+
+impl Default for Groups {
+    /// A list for each row, of single keys.
+    fn default() -> Self {
+        Self { rows: 1, unit: 1 }
+    }
 }
 
 impl Settings {

@@ -12,7 +12,7 @@ use rand::SeedableRng;
 use rand::rngs::ChaCha8Rng;
 use rayon::prelude::*;
 use sdpa::naive::{self, Answer, Real};
-use sdpa::{Attention, Inputs, Mods, Shape};
+use sdpa::{Attention, Inputs, Mods, SelectedKeys, Shape};
 
 /// Multiply-adds, or as much other work, up to which every row is checked: some seconds of the oracle.
 const ALL_ROWS: f64 = 1e9;
@@ -106,17 +106,22 @@ impl<'a> Cut<'a> {
         Numbers::of_call(&self.settings, self.tensors)
     }
 
-    /// The strip as a call of its own: its rows stand where they stood, and see the keys they saw.
-    pub(crate) fn call(&self, strip: &Strip) -> Result<(Attention, Inputs<'a>)> {
+    /// The strip as a call of its own: its rows stand where they stood, and see the keys they saw. Its lists of selected keys are
+    /// made in `lists`.
+    pub(crate) fn call<'b>(&self, strip: &Strip, lists: &'b mut SelectedKeys) -> Result<(Attention, Inputs<'b>)>
+    where
+        'a: 'b,
+    {
         let Strip { batch, head, first, len } = *strip;
-        let inputs = self.tensors.inputs_of_rows([batch, head], first..first + len)?;
+        let inputs = self.tensors.inputs_of_rows([batch, head], first..first + len, lists)?;
         let kv_len = self.tensors.kv_len(batch);
         Ok((self.settings.attention_from_row(first, self.shape.q_len, kv_len), inputs))
     }
 
     /// The answer for one strip.
     pub(crate) fn answer<T: Real>(&self, strip: &Strip) -> Result<Answer<T>> {
-        let (attention, inputs) = self.call(strip)?;
+        let mut lists = SelectedKeys::new();
+        let (attention, inputs) = self.call(strip, &mut lists)?;
         Ok(naive::answer(&attention, &inputs, &Mods::new())?)
     }
 
@@ -141,7 +146,8 @@ mod tests {
     use super::*;
     use crate::args::Source;
     use crate::data::{Tensor, load};
-    use crate::settings::Sides;
+    use crate::lists::Lists;
+    use crate::settings::{Groups, Sides};
     use sdpa::{Alignment, Causality, Precision};
 
     const SHAPE: Shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 35, kv_len: 21, head_dim: 8, value_dim: 3 };
@@ -204,6 +210,14 @@ mod tests {
                     tensors.v.data[((batch * 2 + head) * 21 + len) * 3..][..(21 - len) * 3].fill(f32::NAN);
                 }
             }
+            // Lists for each key/value head, of units of two keys, for groups of three rows.
+            let places = 12 * 2 * 2 * 4;
+            let numbers = (0..places).map(|i| if i % 4 == 3 { -1 } else { (i / 4 + 2 * (i % 4)) % 11 }).collect();
+            let numbers = Tensor { shape: [2, 2, 12, 4], data: numbers };
+            let lists = Lists { numbers, lens: Some(vec![4, 2]), keys: SelectedKeys::new() };
+            let mut selecting = Tensors { selected: Some(lists), kv_lens: None, ..plain.clone() };
+            selecting.select(Some(Groups { rows: 3, unit: 2 })).unwrap();
+            all.push(Tensors { bias: tensors.bias.clone(), mask: tensors.mask.clone(), ..selecting });
             all.push(Tensors { mask: None, ..tensors.clone() });
             all.push(Tensors { bias: None, ..tensors.clone() });
             all.push(tensors);

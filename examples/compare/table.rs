@@ -21,6 +21,8 @@ pub(crate) struct Row {
     pub(crate) flops: Option<f64>,
     /// Part of what its cores could do.
     pub(crate) share: Option<f64>,
+    /// Median time without the lists of selected keys, if the call has any.
+    pub(crate) dense: Option<f64>,
     /// How many times as fast as the naive path, if that was timed.
     pub(crate) speed_up: Option<f64>,
     pub(crate) errors: Errors,
@@ -32,8 +34,10 @@ impl Row {
     }
 }
 
-const HEADINGS: [&str; 9] =
-    ["path", "isa", "threads", "median", "GFLOP/s", "of peak", "× naive", "max abs error", "max rel error"];
+const HEADINGS: [&str; 10] =
+    ["path", "isa", "threads", "median", "dense", "GFLOP/s", "of peak", "× naive", "max abs error", "max rel error"];
+/// Column that is there if the call has lists of selected keys.
+const DENSE: usize = 4;
 /// Columns of words stand to the left, those of numbers to the right.
 const LEFT: usize = 2;
 /// Mark of an error that is beyond its bound.
@@ -47,6 +51,7 @@ pub(crate) fn table(rows: &[Row], reference: &Reference, peaks: &Peaks) -> Strin
     let mut text = String::new();
     for row in &cells {
         let line: Vec<_> = (0..HEADINGS.len())
+            .filter(|&column| column != DENSE || rows.iter().any(|row| row.dense.is_some()))
             .map(|column| match (column < LEFT, &row[column], width(column)) {
                 (true, cell, width) => format!("{cell:<width$}"),
                 (false, cell, width) => format!("{cell:>width$}"),
@@ -57,6 +62,10 @@ pub(crate) fn table(rows: &[Row], reference: &Reference, peaks: &Peaks) -> Strin
     text.push('\n');
     if let Some(n) = rows.iter().find_map(|row| row.estimated_from) {
         let _ = writeln!(text, "~ estimated from {n} of {} rows.", reference.rows.all);
+    }
+    if rows.iter().any(|row| row.dense.is_some()) {
+        let _ =
+            writeln!(text, "Dense: the same call without lists, of which every row sees all that other rules show.");
     }
     let peaks: Vec<_> = peaks.iter().map(|(isa, peak)| format!("{isa} {:.1}", peak / 1e9)).collect();
     let others =
@@ -76,7 +85,7 @@ pub(crate) fn table(rows: &[Row], reference: &Reference, peaks: &Peaks) -> Strin
     text
 }
 
-fn cells(row: &Row, reference: &Reference) -> [String; 9] {
+fn cells(row: &Row, reference: &Reference) -> [String; 10] {
     let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
     let estimated = if row.estimated_from.is_some() { "~ " } else { "" };
     [
@@ -84,6 +93,7 @@ fn cells(row: &Row, reference: &Reference) -> [String; 9] {
         or_dash(row.path.method.isa().map(|isa| isa.name().to_owned())),
         row.path.threads.to_string(),
         format!("{estimated}{}", time(row.seconds)),
+        or_dash(row.dense.map(time)),
         or_dash(row.flops.map(|flops| rate(flops / 1e9))),
         or_dash(row.share.map(|share| format!("{:.1} %", 100.0 * share))),
         or_dash(row.speed_up.map(|times| format!("{times:.1}"))),
@@ -142,13 +152,14 @@ fn native_bound(reference: &Reference) -> String {
 /// One object for a path. Every key is always there; null where it does not apply.
 pub(crate) fn json(row: &Row, reference: &Reference) -> String {
     let (dtype, precision) = reference.numbers.of(row.path.method);
-    let pairs: [(&str, Value); 16] = [
+    let pairs: [(&str, Value); 17] = [
         ("path", json!(row.path.method.name())),
         ("isa", json!(row.path.method.isa().map(|isa| isa.name()))),
         ("dtype", json!(dtype.to_string())),
         ("precision", json!(precision.map(|precision| precision.to_string()))),
         ("threads", json!(row.path.threads)),
         ("median_ms", json!(row.seconds * 1e3)),
+        ("dense_median_ms", json!(row.dense.map(|seconds| seconds * 1e3))),
         ("gflops", json!(row.flops.map(|flops| flops / 1e9))),
         ("share_of_peak", json!(row.share)),
         ("max_abs_error", json!(row.errors.out)),
@@ -214,6 +225,7 @@ mod tests {
             estimated_from: None,
             flops: Some(5e9),
             share: None,
+            dense: None,
             speed_up: None,
             errors: Errors { out: error, ..Errors::default() },
         }
@@ -224,7 +236,17 @@ mod tests {
         let reference = reference();
         for method in Isa::available().map(Method::Fused).chain([Method::Naive, Method::Unfused]) {
             let value: Value = serde_json::from_str(&json(&row(method, 0.0), &reference)).unwrap();
-            for key in ["path", "isa", "dtype", "precision", "threads", "median_ms", "gflops", "share_of_peak"] {
+            for key in [
+                "path",
+                "isa",
+                "dtype",
+                "precision",
+                "threads",
+                "median_ms",
+                "gflops",
+                "share_of_peak",
+                "dense_median_ms",
+            ] {
                 assert!(value.get(key).is_some(), "{key}");
             }
             for key in ["max_abs_error", "max_rel_error", "naive_max_abs_error"] {
@@ -246,6 +268,11 @@ mod tests {
         let widths: Vec<_> = text.lines().take(3).map(|line| line.chars().count()).collect();
         assert!(widths.windows(2).all(|pair| pair[0] == pair[1]), "{text}");
         assert!(text.contains("12.50 ms") && text.contains("over all 3 rows"), "{text}");
+        assert!(!text.contains("dense"), "{text}");
+        let [naive, fused] = rows;
+        let text = table(&[naive, Row { dense: Some(0.25), ..fused }], &reference, &Peaks::measure(&paths));
+        let widths: Vec<_> = text.lines().take(3).map(|line| line.chars().count()).collect();
+        assert!(widths.windows(2).all(|pair| pair[0] == pair[1]) && text.contains("250.0 ms"), "{text}");
     }
 
     #[test]

@@ -64,6 +64,7 @@ pub use kv::block_table::{BlockTable, PageError};
 pub use kv::cache::{Cache, CacheFormat, NewTokens, PackedPool, Sliding, SpareBlocks, TokenPart};
 pub use kv::key_block::FAR_ROWS;
 pub use kv::pages::Pages;
+pub use kv::slot_index::SlotIndex;
 pub use kv::source::KeyValues;
 pub use machine::{OPT_LEVEL, peak_flops, read_bandwidth};
 pub use matmul::bf16_parts::MAX_PARTS;

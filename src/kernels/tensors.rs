@@ -125,6 +125,24 @@ pub use sdpa_kernels::PageError;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Pages;
+/// Slots of a sequence in the pages of a pool, for lists of keys that name slots.
+///
+/// ```
+/// use sdpa::{BlockTable, PageError, SlotIndex};
+/// // Pages of four keys. Sequence 1 has six keys: page 7, then half of page 2.
+/// let table = BlockTable { entries: &[7, 0, 7, 2], lens: &[3, 6] };
+/// let mut index = SlotIndex::new();
+/// index.fill(table, 4, 1)?;
+/// let (mut slots, mut positions) = ([0; 4], [0; 4]);
+/// index.slots(&[5, 0, -1, 3], &mut slots)?;
+/// assert_eq!(slots, [2 * 4 + 1, 7 * 4, -1, 7 * 4 + 3]);
+/// index.positions(&slots, &mut positions)?; // for a Rectangle, which sorts them
+/// assert_eq!(positions, [5, 0, -1, 3]);
+/// let error = index.positions(&[0], &mut [0]).unwrap_err();
+/// assert_eq!(error, PageError::Slot { sequence: 1, place: 0, got: 0 }); // page 0 is not used
+/// # Ok::<(), PageError>(())
+/// ```
+pub use sdpa_kernels::SlotIndex;
 /// View of any element type, which calls take; views convert to it.
 ///
 /// ```

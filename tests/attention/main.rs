@@ -53,6 +53,7 @@ mod positions;
 mod selected;
 mod shared_prefixes;
 mod short;
+mod slots;
 mod split_keys;
 mod state_memory;
 mod states;

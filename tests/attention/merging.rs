@@ -235,3 +235,23 @@ fn results_far_from_zero_are_merged_by_both_columns() {
         }
     }
 }
+
+/// Whichever of two sides is merged into the other, also where one saw nothing and with rounding errors of log-sum-exps.
+#[test]
+fn the_order_of_two_sides_changes_no_bit() {
+    for (seed, dim) in [1, 3, 16, 65].into_iter().enumerate() {
+        let mut rng = Rng::new(seed as u64 ^ 0x02de2);
+        let (mine, other) = (side(&mut rng, dim, |row| row % 5 > 0), side(&mut rng, dim, |row| row % 7 > 0));
+        let far = |side: &Side, rng: &mut Rng| {
+            let lse = Tensor::from_fn([2, 3, 5, 2], |[b, h, l, column]| match column {
+                0 => side.lse.get([b, h, l, 0]) * 1e6,
+                _ => rng.normal() * 0.01,
+            });
+            Side { lse, ..side.clone() }
+        };
+        let (far_mine, far_other) = (far(&mine, &mut rng), far(&other, &mut rng));
+        for [a, b] in [[&mine, &other], [&far_mine, &far_other]] {
+            assert_same("the other order", &merged(a, b), &merged(b, a));
+        }
+    }
+}

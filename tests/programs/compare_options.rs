@@ -4,6 +4,8 @@
 use crate::cases::{Case, Outcome, Tolerance, run_all};
 use crate::program::{Written, run};
 use crate::temporary_folder::TemporaryFolder;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -87,4 +89,64 @@ fn the_program_writes_scores_and_weights() {
         }
         Ok(Outcome::Passed(worst))
     });
+}
+
+/// Lists of selected keys are masks that keep the listed keys: units of two keys for groups of two rows, by key/value head.
+#[test]
+fn lists_of_selected_keys_are_masks() {
+    const HEADS: usize = 4;
+    const ROWS: usize = 5;
+    const KEYS: usize = 7;
+    const DIM: usize = 8;
+    let numbers = |n: usize, factor: usize| -> Vec<u8> {
+        (0..n).flat_map(|i| ((i * factor % 257) as f32 / 128.0 - 1.0).to_le_bytes()).collect()
+    };
+    // Two key/value heads, three groups of rows, four places: a unit may be the last, half key; a list may be empty.
+    let lists: [[&[i32]; 3]; 2] = [[&[3, 0], &[1], &[]], [&[2, 1, 0, 3], &[3], &[0, 2]]];
+    let row = |list: &[i32]| [list, &[-1; 4][list.len()..]].concat();
+    let selected: Vec<u8> =
+        lists.iter().flatten().flat_map(|list| row(list)).flat_map(|number| number.to_le_bytes()).collect();
+    let keeps = |i: usize| lists[i / KEYS / ROWS / 2][i / KEYS % ROWS / 2].contains(&((i % KEYS / 2) as i32));
+    let mask: Vec<u8> = (0..HEADS * ROWS * KEYS).map(|i| u8::from(keeps(i))).collect();
+    let folder = TemporaryFolder::new("lists");
+    let written = |name: &str, option: (&str, Dtype, &[usize], &[u8]), flags: &str| {
+        let (q, k, v) =
+            (numbers(HEADS * ROWS * DIM, 7919), numbers(2 * KEYS * DIM, 104729), numbers(2 * KEYS * DIM, 31));
+        let tensors = [
+            ("q", Dtype::F32, &[1, HEADS, ROWS, DIM][..], &q[..]),
+            ("k", Dtype::F32, &[1, 2, KEYS, DIM], &k),
+            ("v", Dtype::F32, &[1, 2, KEYS, DIM], &v),
+            option,
+        ];
+        let views = tensors.map(|(name, dtype, shape, bytes)| {
+            (name, TensorView::new(dtype, shape.to_vec(), bytes).expect("bytes for the shape"))
+        });
+        let [input, output] = ["in", "out"].map(|end| folder.file(&format!("{name}.{end}")));
+        std::fs::write(&input, safetensors::serialize(views, None).expect("tensors")).expect("a file");
+        let flags = flags.split_whitespace().map(OsStr::new);
+        let files = [input.as_os_str(), "--output".as_ref(), output.as_os_str(), "--repeat".as_ref(), "1".as_ref()];
+        let ran = run(files.into_iter().chain(flags));
+        assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
+        (String::from_utf8(ran.stdout).expect("UTF-8"), Written::read(&output))
+    };
+    let masked = ("mask", Dtype::U8, &[1, HEADS, ROWS, KEYS][..], &mask[..]);
+    let (without, by_mask) = written("mask", masked, "--json");
+    let listed = ("selected", Dtype::I32, &[1, 2, 3, 4][..], &selected[..]);
+    let (with, by_lists) = written("lists", listed, "--selected 2,2 --json");
+    for name in ["out", "lse"] {
+        let ((shape, expected), (_, got)) = (by_mask.tensor(name), by_lists.tensor(name));
+        let far = |(a, b): (&f64, &f64)| a != b && (a - b).abs() > 1e-6;
+        assert!(!expected.iter().zip(&got).any(far), "{name} {shape:?}: {got:?}, but by a mask {expected:?}");
+    }
+    let objects = |text: &str| -> Vec<serde_json::Value> {
+        text.lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect()
+    };
+    for path in objects(&with) {
+        assert_eq!(path["dense_median_ms"].is_f64(), path["path"] == "fused", "{path}");
+        assert!(path["within_bounds"] == true && path["gflops"].is_null(), "{path}");
+    }
+    assert!(objects(&without).iter().all(|path| path["dense_median_ms"].is_null()), "{without}");
+    let (table, _) = written("lists", listed, "--selected 2,2 --only fused");
+    let words = "selected keys [1, 2, 3, 4], a list for 2 row(s), units of 2 key(s)";
+    assert!(table.contains(words) && table.contains("dense") && table.contains("\nDense: "), "{table}");
 }

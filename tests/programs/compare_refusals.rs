@@ -57,6 +57,9 @@ fn bad_flags() {
         ("--backward --precision native", "--precision: is about the forward pass, but got --backward too"),
         ("--weights", "--weights: needs --output, where they are written, but there is none"),
         ("--scores raw", "--scores: needs --output, where they are written, but there is none"),
+        ("--selected 1", "--selected: 1, but must be ROWS,UNIT, each a whole number of at least 1"),
+        ("--selected 16,64", "--selected: 16,64, but there is no tensor selected"),
+        ("--backward --selected 1,1", "--selected: is about the forward pass, but got --backward too"),
         ("--explain --json", "--explain: goes with the table, but got --json too"),
         (
             "--only unfused --softcap 3",
@@ -111,6 +114,60 @@ fn bad_tensors_leave_nothing_behind() {
     let file = write(&folder, &QKV, 0);
     assert_eq!(run([file.as_os_str(), "--output".as_ref(), output.as_os_str()]).status.code(), Some(0));
     assert!(output.exists(), "without those tensors it does write");
+}
+
+/// Lists that do not fit two sequences of three rows and five keys.
+#[test]
+fn bad_lists() {
+    let folder = TemporaryFolder::new("lists");
+    let good: Spec<'_> = ("selected", Dtype::I32, &[2, 1, 3, 1]);
+    for (tensors, fill, flags, expected) in [
+        (&[("selected", Dtype::I64, good.2)][..], 0, "", "selected: dtype is I64, but must be I32"),
+        (
+            &[("selected", Dtype::I32, &[2, 3, 1])],
+            0,
+            "",
+            "selected: shape [2, 3, 1] has 3 dimensions, but must have 4: batch, heads, groups, places",
+        ),
+        (&[good, ("selected_lens", Dtype::I64, &[2])], 0, "", "selected_lens: dtype is I64, but must be I32"),
+        (
+            &[good, ("selected_lens", Dtype::I32, &[3])],
+            0,
+            "",
+            "selected keys: number of lengths is 3, but the shape says 6",
+        ),
+        (&[good], 0, "--selected 2,1", "selected keys: groups of the numbers is 6, but the shape says 4"),
+        (
+            &[("selected", Dtype::I32, &[2, 3, 3, 1])],
+            0,
+            "",
+            "selected keys: heads is 3, but q (a list is for all heads, a key/value head or a query head) has 2",
+        ),
+        (
+            &[("selected", Dtype::I32, &[2, 1, 3, 2])],
+            0,
+            "",
+            "selected keys: the list of sequence 0, head 0, row 0 has 0 at places 0 and 1",
+        ),
+        (
+            &[good],
+            1,
+            "",
+            "selected keys: the list of sequence 0, head 0, row 0 has 16843009 at place 0, but its sequence has 5 units (−1 marks \
+             an absent one)",
+        ),
+        (&[good], 0, "--backward", "selected: [2, 1, 3, 1], but gradients take no lists, and got --backward"),
+        (
+            &[good],
+            0,
+            "--only unfused",
+            "no unfused path: selected keys: needs the fused path; the unfused baseline has no such option",
+        ),
+    ] {
+        let file = write(&folder, &[&QKV[..], tensors].concat(), fill);
+        let said = refusal(&format!("FILE {flags}"), &file);
+        assert_eq!(said.strip_prefix(&format!("{}: ", file.display())).unwrap_or(&said), expected);
+    }
 }
 
 /// A file of some bytes may have a tensor of any sizes if one of them is 0.

@@ -17,4 +17,5 @@ mod compare_refusals;
 mod compare_sweep;
 mod compare_types;
 mod drawing;
+mod select;
 mod small_examples;

@@ -1,8 +1,8 @@
-//! The small examples on attention alone, which print and do not draw.
+//! The small examples on attention alone.
 
 use crate::small;
 
-const DRAWING: [&str; 0] = [];
+const DRAWING: [&str; 1] = ["select"];
 const PRINTING: [&str; 2] = ["functions", "ndarray_heads"];
 
 #[test]

@@ -49,8 +49,8 @@ impl Sdpa {
     /// must be on the CPU.
     ///
     /// Candle's `backward` gives gradients in `q`, `k`, `v`, bias, slopes and sinks, by [`sdpa::attention_backward`]. Masks and
-    /// lengths are integers, which have none. A bias, slopes or sinks that candle tracks are copied in a call, and so are the
-    /// values beside them.
+    /// lengths are integers, which have none; a call with [`selected`](Self::selected) keys has no backward pass. A bias, slopes
+    /// or sinks that candle tracks are copied in a call, and so are the values beside them.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let order = Order::of(q);
         let learned: Vec<&Tensor> = self.learned().into_iter().flatten().collect();
@@ -186,6 +186,7 @@ impl Sdpa {
         let alibi = self.alibi.as_ref().map(|slopes| views::numbers("alibi", slopes)).transpose()?;
         let sinks = self.sinks.as_ref().map(|logits| views::numbers("sinks", logits)).transpose()?;
         let kv_lens = self.kv_lens.as_ref().map(|lens| views::lengths("kv_lens", lens)).transpose()?;
+        let selected = self.selected.as_ref().map(|lists| lists.keys(inputs, kv_lens.as_deref())).transpose()?;
         let bias = self.bias.as_ref().map(Tensor::storage_and_layout);
         let mask = self.mask.as_ref().map(|mask| (mask, mask.tensor().storage_and_layout()));
         let [batch, ..] = inputs.queries().shape();
@@ -199,6 +200,9 @@ impl Sdpa {
         }
         if let Some(lens) = &kv_lens {
             inputs = inputs.kv_lens(lens);
+        }
+        if let Some(keys) = &selected {
+            inputs = inputs.selected(keys);
         }
         if let Some((storage, layout)) = &bias {
             views::check_front("bias", layout.dims(), batch)?;

@@ -1,5 +1,6 @@
 //! Settings and tensors of a call, other than queries, keys and values.
 
+use crate::selected::{ListShape, Selected};
 use candle_core::{DType, Result, Tensor};
 use sdpa::Attention;
 
@@ -31,6 +32,7 @@ pub struct Sdpa {
     pub(crate) alibi: Option<Tensor>,
     pub(crate) sinks: Option<Tensor>,
     pub(crate) kv_lens: Option<Tensor>,
+    pub(crate) selected: Option<Selected>,
 }
 
 /// Boolean mask, and the meaning of its nonzero elements.
@@ -88,6 +90,30 @@ impl Sdpa {
     #[must_use]
     pub fn kv_lens(self, lens: &Tensor) -> Self {
         Self { kv_lens: Some(lens.clone()), ..self }
+    }
+
+    /// Sets the keys that rows select, of type `u32`, `i32` or `i64`, `[batch, heads, groups, places]`: in each place the number of a
+    /// unit of keys, or −1 for none, in any order. `heads` is that of the queries, that of the keys, or 1 for lists that all heads
+    /// share; `groups` are `q_len / rows`, rounded up. Rows see the keys of their list as far as other options show them, and no
+    /// others: see [`sdpa::Inputs::selected`].
+    ///
+    /// The numbers are copied, checked and sorted in each call: n log n for each list of n places. A number that a list has twice is
+    /// an error, and so is one beyond the keys. There are no gradients through a choice of keys: `backward` is then an error.
+    ///
+    /// ```
+    /// use candle_core::{DType::F32, Device, Tensor};
+    /// use sdpa_candle::{ListShape, Sdpa};
+    /// # fn main() -> candle_core::Result<()> {
+    /// let (q, k) = (Tensor::randn(0f32, 1.0, (1, 1, 2, 4), &Device::Cpu)?, Tensor::ones((1, 1, 5, 4), F32, &Device::Cpu)?);
+    /// let v = Tensor::new(&[1f32, 2.0, 4.0, 8.0, 16.0], &Device::Cpu)?.reshape((1, 1, 5, 1))?;
+    /// let numbers = Tensor::new(&[[3i64, 0], [4, -1]], &Device::Cpu)?.reshape((1, 1, 2, 2))?; // a list for each row
+    /// let out = Sdpa::default().selected(&numbers, ListShape::default()).forward(&q, &k, &v)?;
+    /// assert_eq!(out.flatten_all()?.to_vec1::<f32>()?, [4.5, 16.0]);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn selected(self, numbers: &Tensor, shape: ListShape) -> Self {
+        Self { selected: Some(Selected { numbers: numbers.clone(), shape }), ..self }
     }
 
     /// Returns bias, slopes and sinks, each if candle tracks it.

@@ -92,6 +92,7 @@ fn refuse_extras<const N: usize>(call: &Call<'_>, others: [(&'static str, bool);
         ("kv_lens", options.kv_lens.is_some()),
         ("ragged", options.ragged.is_some()),
         ("positions", options.own_positions().is_some()),
+        ("selected keys", options.selected.is_some()),
         ("dropout", options.dropout.is_some()),
         ("cache or pages", call.kv.tensors().is_none()),
         (SHORT, tensors.any(|tensor| tensor.dtype() != Dtype::F32)),

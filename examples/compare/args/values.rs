@@ -1,9 +1,8 @@
 //! Values of flags.
 
 use super::Only;
-use crate::elements;
 use crate::failure::{Refused, Result};
-use crate::settings::Sides;
+use crate::settings::{DTYPES, Groups, Sides};
 use sdpa::{Alignment, Dtype, Isa, Point, Precision, Shape};
 use std::num::NonZeroUsize;
 use std::str::FromStr;
@@ -51,6 +50,13 @@ pub(super) fn window(text: &str) -> Result<Sides> {
     }
 }
 
+pub(super) fn groups(text: &str) -> Result<Groups> {
+    let wrong = || wrong("--selected", text, "ROWS,UNIT, each a whole number of at least 1");
+    let (rows, unit) = text.split_once(',').ok_or_else(wrong)?;
+    let one = |text: &str| text.trim().parse().map(NonZeroUsize::get).map_err(|_| wrong());
+    Ok(Groups { rows: one(rows)?, unit: one(unit)? })
+}
+
 pub(super) fn point(text: &str) -> Result<Point> {
     match text {
         "raw" => Ok(Point::Raw),
@@ -82,7 +88,7 @@ pub(super) fn only(text: &str) -> Result<Only> {
 }
 
 pub(super) fn dtype(text: &str) -> Result<Dtype> {
-    let found = elements::DTYPES.into_iter().find(|dtype| dtype.to_string() == text);
+    let found = DTYPES.into_iter().find(|dtype| dtype.to_string() == text);
     found.ok_or_else(|| wrong("--dtype", text, "f32, bf16 or f16"))
 }
 

@@ -8,13 +8,14 @@ use std::path::PathBuf;
 pub(crate) const LONGEST: usize = 65536;
 pub(crate) const WIDEST: usize = 1024;
 /// Flags that make no sense here.
-pub(crate) const OF_ONE_CALL: [&str; 12] = [
+pub(crate) const OF_ONE_CALL: [&str; 13] = [
     "--backward",
     "--shape",
     "--scale",
     "--align",
     "--window",
     "--softcap",
+    "--selected",
     "--output",
     "--scores",
     "--causal",

@@ -12,7 +12,7 @@ pub struct BlockTable<'a> {
     pub lens: &'a [usize],
 }
 
-/// Error in a block table or the pool it is for.
+/// Error in a block table, the pool it is for, or slots of that pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PageError {
@@ -82,6 +82,80 @@ pub enum PageError {
         /// Indices of the sequences.
         sequences: [usize; 2],
     },
+    /// A block table has no such sequence.
+    Sequence {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Number of sequences of the table.
+        sequences: usize,
+    },
+    /// The last position of a sequence, or the last slot of one of its pages, does not fit `i32`.
+    TooLarge {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Name of the number: `position` or `slot`.
+        what: &'static str,
+        /// Greatest number.
+        got: usize,
+    },
+    /// Memory for the pages of a sequence could not be allocated.
+    Memory {
+        /// Number of entries of the sequence.
+        entries: usize,
+    },
+    /// A buffer for slots or positions has another length than the numbers to translate.
+    Buffer {
+        /// Name of what the buffer is for: `slots` or `positions`.
+        what: &'static str,
+        /// Length of the buffer.
+        got: usize,
+        /// Number of numbers to translate.
+        expected: usize,
+    },
+    /// A position is negative, or not below the length of its sequence.
+    Position {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Place of the position in the list.
+        place: usize,
+        /// Position found.
+        got: i32,
+        /// Length of the sequence.
+        len: usize,
+    },
+    /// A slot is negative, or in a page that the sequence does not have.
+    Slot {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Place of the slot in the list.
+        place: usize,
+        /// Slot found.
+        got: i32,
+    },
+    /// A slot is in the last page of a sequence, but after its last key.
+    SlotBeyond {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Place of the slot in the list.
+        place: usize,
+        /// Slot found.
+        got: i32,
+        /// Position that the slot would have.
+        position: usize,
+        /// Length of the sequence.
+        len: usize,
+    },
+    /// A slot has two positions, because the sequence has its page twice.
+    SlotTwice {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Place of the slot in the list.
+        place: usize,
+        /// Slot found.
+        got: i32,
+        /// Its first two positions.
+        positions: [usize; 2],
+    },
 }
 
 impl fmt::Display for PageError {
@@ -123,6 +197,32 @@ impl fmt::Display for PageError {
                 f,
                 "block table: entry {entry} of sequence {sequence} is page {page}, but the pool has {pages} pages"
             ),
+            Self::Sequence { sequence, sequences } => {
+                write!(f, "block table: there is no sequence {sequence}, the table has {sequences}")
+            }
+            Self::TooLarge { sequence, what, got } => write!(
+                f,
+                "block table: the last {what} of sequence {sequence} is {got}, but a {what} is an i32, at most {}",
+                i32::MAX
+            ),
+            Self::Memory { entries } => write!(f, "block table: could not allocate memory for {entries} entries"),
+            Self::Buffer { what, got, expected } => {
+                write!(f, "{what}: the buffer has {got} places, but {expected} numbers are translated")
+            }
+            Self::Position { sequence, place, got, len } => {
+                write!(f, "positions: place {place} is {got}, but sequence {sequence} has {len} keys")
+            }
+            Self::Slot { sequence, place, got } => {
+                write!(f, "slots: place {place} is {got}, which is in no page of sequence {sequence}")
+            }
+            Self::SlotBeyond { sequence, place, got, position, len } => write!(
+                f,
+                "slots: place {place} is {got}, which is position {position}, but sequence {sequence} has {len} keys"
+            ),
+            Self::SlotTwice { sequence, place, got, positions: [a, b] } => write!(
+                f,
+                "slots: place {place} is {got}, which is both position {a} and position {b} of sequence {sequence}"
+            ),
         }
     }
 }
@@ -135,26 +235,35 @@ impl<'a> BlockTable<'a> {
     /// # Errors
     /// [`PageError`] if the table does not fit them.
     pub(crate) fn checked(&self, pages: usize, page_size: usize) -> Result<usize, PageError> {
-        let (entries, sequences) = (self.entries.len(), self.lens.len());
-        let width = entries.checked_div(sequences).unwrap_or(0);
-        if width * sequences != entries {
-            return Err(PageError::Entries { entries, sequences });
-        }
-        for (sequence, &len) in self.lens.iter().enumerate() {
-            if len > width.saturating_mul(page_size) {
-                return Err(PageError::Length { sequence, len, entries: width, page_size });
-            }
-            if len > isize::MAX as usize {
-                return Err(PageError::TooLong { sequence, len });
-            }
-            // A length above 0 fits only pages of some size.
-            let used = if len == 0 { 0 } else { len.div_ceil(page_size) };
-            let row = &self.entries[sequence * width..][..used];
-            if let Some((entry, &page)) = row.iter().enumerate().find(|&(_, &page)| page as usize >= pages) {
+        let width = self.width()?;
+        for sequence in 0..self.lens.len() {
+            let used = self.used(sequence, width, page_size)?;
+            if let Some((entry, &page)) = used.iter().enumerate().find(|&(_, &page)| page as usize >= pages) {
                 return Err(PageError::Page { sequence, entry, page, pages });
             }
         }
         Ok(width)
+    }
+
+    /// Returns the number of entries of a sequence.
+    pub(crate) fn width(&self) -> Result<usize, PageError> {
+        let (entries, sequences) = (self.entries.len(), self.lens.len());
+        let width = entries.checked_div(sequences).unwrap_or(0);
+        if width * sequences == entries { Ok(width) } else { Err(PageError::Entries { entries, sequences }) }
+    }
+
+    /// Returns the entries that a sequence uses, of `width`; pages have `page_size` keys.
+    pub(crate) fn used(&self, sequence: usize, width: usize, page_size: usize) -> Result<&'a [u32], PageError> {
+        let len = self.lens[sequence];
+        if len > width.saturating_mul(page_size) {
+            return Err(PageError::Length { sequence, len, entries: width, page_size });
+        }
+        if len > isize::MAX as usize {
+            return Err(PageError::TooLong { sequence, len });
+        }
+        // A length above 0 fits only pages of some size.
+        let used = if len == 0 { 0 } else { len.div_ceil(page_size) };
+        Ok(&self.entries[sequence * width..][..used])
     }
 }
 

@@ -5,5 +5,6 @@ pub(crate) mod cache;
 pub(crate) mod gathered;
 pub(crate) mod key_block;
 pub(crate) mod pages;
+pub(crate) mod slot_index;
 pub(crate) mod source;
 pub(crate) mod value_panels;

@@ -8,3 +8,4 @@ mod layouts;
 mod options;
 mod oracle;
 mod refusals;
+mod selected;

@@ -135,7 +135,7 @@ impl Call<'_> {
         let (argument, heads) = ("selected keys", [1, self.kv.kv_heads(), self.q.shape()[1]]);
         same(argument, "number of sequences", selected.sequences(), self.sequence_count(), "the call")?;
         if !heads.contains(&selected.heads()) {
-            let of = "q; lists are of all heads together, of each key/value head, or of each query head";
+            let of = "q (a list is for all heads, a key/value head or a query head)";
             return same(argument, "heads", selected.heads(), heads[2], of);
         }
         for (index, &got) in selected.q_lens().iter().enumerate() {

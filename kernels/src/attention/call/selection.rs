@@ -30,7 +30,7 @@ pub struct SelectionShape<'a> {
 ///
 /// The lists are checked when they are made. A call asks only whether they have its rows and heads, and whether no number is
 /// beyond a sequence.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SelectedKeys {
     unit: usize,
     rows: usize,
