@@ -36,6 +36,7 @@
 mod attention;
 mod backward;
 mod cache;
+mod choosing;
 mod error;
 #[cfg(doctest)]
 mod guide;
@@ -57,6 +58,8 @@ mod threads;
 pub use attention::Attention;
 pub use backward::{BackwardPlan, BackwardProblem, attention_backward, attention_backward_with};
 pub use cache::{KeyScales, KvCache, SlidingWindow};
+pub use choosing::e4m3::widen_e4m3;
+pub use choosing::{Indexer, top_k};
 pub use error::Error;
 pub use inputs::Inputs;
 pub use kernels::*;

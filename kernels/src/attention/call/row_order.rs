@@ -4,7 +4,8 @@ use crate::attention::call::Call;
 use core::ops::Range;
 
 /// Order of the rows of a sequence that share a key/value head: all rows of a head, then those of the next; where heads share
-/// lists of keys, the rows of one list, head by head, then those of the next list.
+/// lists of keys, the rows of one list, head by head, then those of the next list; likewise where a number of rows is
+/// [together](crate::attention::call::options::Options::together).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowOrder {
     /// Number of query heads that share the key/value head.
@@ -35,7 +36,8 @@ impl RowOrder {
     pub(crate) fn of(call: &Call<'_>, q_len: usize) -> Self {
         let (group_size, whole) = (call.group_size(), q_len.max(1));
         let Some(selected) = call.options.selected else {
-            return Self { group_size, q_len, together: whole, list_rows: whole, list_heads: group_size };
+            let together = call.options.together.map_or(whole, |rows| rows.clamp(1, whole));
+            return Self { group_size, q_len, together, list_rows: together, list_heads: group_size };
         };
         let list_rows = selected.rows().min(whole);
         let (together, list_heads) = if call.lists_are_of_query_heads() { (whole, 1) } else { (list_rows, group_size) };

@@ -68,8 +68,12 @@ impl SelectedKeys {
         self.end(filled)
     }
 
-    /// Clears the lists, and takes a shape.
-    pub(crate) fn begin(&mut self, shape: SelectionShape<'_>) -> Result<(), SelectionError> {
+    /// Clears the lists, and takes a shape: lists are [added](Self::append) next.
+    ///
+    /// # Errors
+    /// [`SelectionError`]; the lists are then empty.
+    #[doc(hidden)] // for `sdpa`
+    pub fn begin(&mut self, shape: SelectionShape<'_>) -> Result<(), SelectionError> {
         let SelectionShape { q_lens, heads, rows, unit } = shape;
         self.clear();
         if let Some((what, _)) =
@@ -101,6 +105,21 @@ impl SelectedKeys {
         self.units.try_reserve(units).map_err(|_| SelectionError::Memory { units })
     }
 
+    /// Adds the next lists, each a row of numbers that ascend and, last, their count.
+    ///
+    /// # Errors
+    /// [`SelectionError`]; the lists are then empty.
+    #[doc(hidden)] // for `sdpa`
+    pub fn append(&mut self, rows: &[u32], width: usize) -> Result<(), SelectionError> {
+        let added = rows.chunks_exact(width).try_for_each(|row| {
+            let count = row[width - 1] as usize;
+            self.reserve(count)?;
+            row[..count].iter().for_each(|&number| self.push(number));
+            self.end_list(self.place(self.starts.len() - 1).0)
+        });
+        self.end(added)
+    }
+
     /// Clears the lists if they were refused.
     fn end(&mut self, filled: Result<(), SelectionError>) -> Result<(), SelectionError> {
         if filled.is_err() {
@@ -110,7 +129,8 @@ impl SelectedKeys {
     }
 
     /// Removes all lists, but keeps their memory.
-    fn clear(&mut self) {
+    #[doc(hidden)] // for `sdpa`
+    pub fn clear(&mut self) {
         let Self { q_lens, groups, starts, units, ends, .. } = self;
         q_lens.clear();
         ends.clear();
@@ -120,7 +140,8 @@ impl SelectedKeys {
     }
 
     /// Number of lists.
-    pub(crate) fn lists(&self) -> usize {
+    #[doc(hidden)] // for `sdpa`
+    pub fn lists(&self) -> usize {
         self.all_groups().saturating_mul(self.heads)
     }
 
