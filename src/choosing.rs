@@ -170,7 +170,6 @@ impl<'a> Indexer<'a> {
             let view = ViewMut::bhld(rows, shape)?;
             let launch = IndexLaunch::of_lists(&self.0, isa, (groups, range), workers, (selected, view));
             self.run(&launch, workers, exec, forward);
-            drop(launch);
             let view = View::bhld(scores, shape)?;
             choose(view, &TopK { rows: 1, ..*rule }, 0..end - start, exec, (memory, chosen), selected)?;
         }
@@ -239,7 +238,6 @@ fn choose(
     let (isa, copied) = (exec.instruction_set(), launch.copied());
     let work = |memory: &mut Chooser| launch.work(isa, memory);
     work_on_all(workers, planned, exec, |memory| memory.try_reserve(width - 1, copied), &work);
-    drop(launch);
     Ok(selected.append(chosen, width)?)
 }
 

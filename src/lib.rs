@@ -23,6 +23,7 @@
 //! | threads other than rayon's, deadlines | [`ThreadPool`], or an [`Executor`] of your own; [`Run`], for [`Problem::run_with`] |
 //! | keys in several parts | [`AttnState`], [`merge`]; on several machines: the module `parts`, with the feature of that name |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]); those of a model's layers: [`LayerCaches`] |
+//! | rows that choose their keys | [`Inputs::selected`] of [`SelectedKeys`]; an [`Indexer`] scores keys and selects by [`TopK`], [`top_k()`] by your own scores; [`widen_e4m3()`] |
 //! | reference | [`naive`]: the oracle |
 //! | layers around attention, whole models | the crate `sdpa-layers` |
 //!

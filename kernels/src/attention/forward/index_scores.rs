@@ -79,12 +79,18 @@ impl IndexOutput<'_> {
         let (view, [b, h, l], begins) = self.row(sequence, kv_head, i);
         let [batch, heads, rows, len] = view.shape();
         assert!(b < batch && h < heads && l < rows && first + sums.len() <= len, "a row outside the output");
+        // SAFETY: the row and these keys are inside the view; the caller guarantees that they are this worker's.
+        let (to, element) = unsafe {
+            let (scores, element) = view.row(b, h, l);
+            (scores.offset(first as isize * element), element)
+        };
+        if begins && element == 1 {
+            // SAFETY: the keys lie side by side; sums are the worker's own.
+            return unsafe { core::ptr::copy_nonoverlapping(sums.as_ptr(), to, sums.len()) };
+        }
         for (j, &sum) in sums.iter().enumerate() {
-            // SAFETY: row and key are inside the view; the caller guarantees that they are this worker's.
-            let to = unsafe {
-                let (scores, element) = view.row(b, h, l);
-                &mut *scores.offset((first + j) as isize * element)
-            };
+            // SAFETY: one of these keys.
+            let to = unsafe { &mut *to.offset(j as isize * element) };
             if begins || order(sum) > order(*to) {
                 *to = sum;
             }

@@ -57,22 +57,22 @@ impl Chooser {
     }
 }
 
-/// Returns the order of a score: 0 if it is hidden, 1 for NaN, then as the numbers. Zeros are equal.
+/// Distance from the order of bits of −∞ to that of +∞; bits of NaN are beyond.
+const INFINITIES: u32 = 0xff00_0001;
+/// Order of the bits of −∞.
+const HIDDEN: u32 = 0x007f_ffff;
+
+/// Returns the order of a score: 0 if it is hidden, 1 for NaN, then as the numbers. Zeros are equal. By integers, without a branch.
 #[inline(always)]
 pub(crate) fn order(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits();
-    let order = bits ^ ((bits as i32 >> 31) as u32 | 1 << 31);
-    if x.is_nan() {
-        1
-    } else if x == f32::NEG_INFINITY {
-        0
-    } else {
-        order
-    }
+    let above = (bits ^ ((bits as i32 >> 31) as u32 | 1 << 31)).wrapping_sub(HIDDEN);
+    if above > INFINITIES { 1 } else { above + u32::from(above != 0) }
 }
 
 /// Returns the number of an [order] above 1.
 fn number(order: u32) -> f32 {
+    let order = order - 1 + HIDDEN;
     f32::from_bits(if order >> 31 == 1 { order ^ 1 << 31 } else { !order })
 }
 
@@ -88,9 +88,9 @@ impl Cut {
 
     #[inline(always)]
     fn takes(&mut self, order: u32) -> bool {
-        let tie = order == self.least && self.ties > 0;
+        let tie = (order == self.least) & (self.ties > 0);
         self.ties -= usize::from(tie);
-        tie || order > self.least
+        tie | (order > self.least)
     }
 }
 
@@ -101,22 +101,33 @@ struct List<'a> {
 }
 
 impl List<'_> {
+    /// Adds a number if it is chosen, without a branch that depends on it.
     #[inline(always)]
-    fn push(&mut self, number: usize) {
+    fn push_if(&mut self, chosen: bool, number: usize) {
         if let Some(to) = self.numbers.get_mut(self.len) {
             *to = number as u32;
-            self.len += 1;
+            self.len += usize::from(chosen);
         }
     }
 
+    #[inline(always)]
     fn push_seen(&mut self, scores: &[f32], keys: Range<usize>) {
-        keys.filter(|&key| scores[key] != f32::NEG_INFINITY).for_each(|key| self.push(key));
+        keys.for_each(|key| self.push_if(scores[key] != f32::NEG_INFINITY, key));
     }
 }
 
 /// Writes the numbers of the chosen keys, ascending, and returns how many they are, at most `chosen.len()`, which is at most `k`.
 /// The memory is [reserved](Chooser::try_reserve) for them.
 pub(crate) fn choose<S: Simd>(s: S, scores: &[f32], top_k: &TopK, memory: &mut Chooser, chosen: &mut [u32]) -> usize {
+    s.vectorize(
+        #[inline(always)]
+        move || choose_compiled(s, scores, top_k, memory, chosen),
+    )
+}
+
+/// Chooses keys as [`choose`] does, compiled for an instruction set.
+#[inline(always)]
+fn choose_compiled<S: Simd>(s: S, scores: &[f32], top_k: &TopK, memory: &mut Chooser, chosen: &mut [u32]) -> usize {
     let seen = |keys: Range<usize>| scores[keys].iter().filter(|&&x| x != f32::NEG_INFINITY).count();
     let end = scores.iter().rposition(|&x| x != f32::NEG_INFINITY).map_or(0, |last| last + 1);
     let first = top_k.first.min(end);
@@ -124,7 +135,7 @@ pub(crate) fn choose<S: Simd>(s: S, scores: &[f32], top_k: &TopK, memory: &mut C
     let wanted = chosen.len().saturating_sub(seen(0..first) + seen(last..end));
     let mut list = List { numbers: chosen, len: 0 };
     list.push_seen(scores, 0..first);
-    push_largest(s, &scores[first..last], wanted, memory, |key| list.push(first + key));
+    push_largest(s, &scores[first..last], wanted, memory, |chosen, key| list.push_if(chosen, first + key));
     list.push_seen(scores, last..end);
     match top_k.share {
         Some(share) => keep_share(s, &scores[..end], first..last, share, (&mut memory.sorted, list)),
@@ -132,9 +143,10 @@ pub(crate) fn choose<S: Simd>(s: S, scores: &[f32], top_k: &TopK, memory: &mut C
     }
 }
 
-/// Calls `push` with the `wanted` keys of the largest scores, or all that are seen if they are fewer, in order.
+/// Calls `push(chosen, key)` with keys in order: the `wanted` keys of the largest scores are chosen, or all that are seen if these
+/// are fewer.
 #[inline(always)]
-fn push_largest<S: Simd>(s: S, scores: &[f32], wanted: usize, memory: &mut Chooser, mut push: impl FnMut(usize)) {
+fn push_largest<S: Simd>(s: S, scores: &[f32], wanted: usize, memory: &mut Chooser, mut push: impl FnMut(bool, usize)) {
     let Chooser { numbers, orders, counts, .. } = memory;
     if wanted == 0 {
         return;
@@ -148,24 +160,21 @@ fn push_largest<S: Simd>(s: S, scores: &[f32], wanted: usize, memory: &mut Choos
         }
         let mut cut = cut(|| orders.iter().copied(), wanted, counts);
         for (&number, &order) in numbers.iter().zip(&*orders) {
-            if cut.takes(order) {
-                push(number as usize);
-            }
+            push(cut.takes(order), number as usize);
         }
         return;
     }
     let mut cut = cut(|| scores.iter().map(|&x| order(x)), wanted, counts);
     for (key, &score) in scores.iter().enumerate() {
-        if cut.takes(order(score)) {
-            push(key);
-        }
+        push(cut.takes(order(score)), key);
     }
 }
 
 /// Returns a number that, by a sample, a few more than the `wanted` largest scores reach, if these are few of many.
+#[inline(always)]
 fn sampled(scores: &[f32], wanted: usize) -> Option<f32> {
     let step = scores.len() / SAMPLE;
-    if step < 16 || wanted > scores.len() / 8 {
+    if step < 8 || wanted > scores.len() / 4 {
         return None;
     }
     // Steps of varied length, so that a period in the scores does not mislead.
@@ -178,49 +187,46 @@ fn sampled(scores: &[f32], wanted: usize) -> Option<f32> {
 }
 
 /// Finds the keys whose scores reach a number, in order, and returns how many they are; `None` if there is no room for them.
+#[inline(always)]
 fn candidates<S: Simd>(s: S, scores: &[f32], least: f32, numbers: &mut [u32]) -> Option<usize> {
-    s.vectorize(
-        #[inline(always)]
-        move || {
-            let (chunks, rest) = scores.as_chunks::<TOGETHER>();
-            let (mut len, mut key) = (0, 0);
-            for chunk in chunks {
-                let to: &mut [u32; TOGETHER] = numbers.get_mut(len..len + TOGETHER)?.try_into().ok()?;
-                let (mut bits, (panels, _)) = (0, chunk.as_chunks::<LANES>());
-                for n in 0..TOGETHER / LANES {
-                    bits |= u64::from(s.reaches(lanes::load(s, &panels[n]), s.splat(least))) << (n * LANES);
-                }
-                len += bits.count_ones() as usize;
-                let mut next = |to: &mut u32| {
-                    *to = key + bits.trailing_zeros();
-                    bits &= bits.wrapping_sub(1);
-                    bits != 0
-                };
-                let mut more = false;
-                for n in 0..AT_ONCE {
-                    more = next(&mut to[n]);
-                }
-                for n in AT_ONCE..TOGETHER {
-                    if !more {
-                        break;
-                    }
-                    more = next(&mut to[n]);
-                }
-                key += TOGETHER as u32;
+    let (chunks, rest) = scores.as_chunks::<TOGETHER>();
+    let (mut len, mut key) = (0, 0);
+    for chunk in chunks {
+        let to: &mut [u32; TOGETHER] = numbers.get_mut(len..len + TOGETHER)?.try_into().ok()?;
+        let (mut bits, (panels, _)) = (0, chunk.as_chunks::<LANES>());
+        for n in 0..TOGETHER / LANES {
+            bits |= u64::from(s.reaches(lanes::load(s, &panels[n]), s.splat(least))) << (n * LANES);
+        }
+        len += bits.count_ones() as usize;
+        let mut next = |to: &mut u32| {
+            *to = key + bits.trailing_zeros();
+            bits &= bits.wrapping_sub(1);
+            bits != 0
+        };
+        let mut more = false;
+        for n in 0..AT_ONCE {
+            more = next(&mut to[n]);
+        }
+        for n in AT_ONCE..TOGETHER {
+            if !more {
+                break;
             }
-            for &score in rest {
-                if score >= least {
-                    *numbers.get_mut(len)? = key;
-                    len += 1;
-                }
-                key += 1;
-            }
-            Some(len)
-        },
-    )
+            more = next(&mut to[n]);
+        }
+        key += TOGETHER as u32;
+    }
+    for &score in rest {
+        if score >= least {
+            *numbers.get_mut(len)? = key;
+            len += 1;
+        }
+        key += 1;
+    }
+    Some(len)
 }
 
 /// Returns where to cut so that the `wanted` largest orders are chosen, at least 1, or all that are seen if they are fewer.
+#[inline(always)]
 fn cut<I: Iterator<Item = u32>>(orders: impl Fn() -> I, wanted: usize, counts: &mut [u32]) -> Cut {
     let [least, most] = orders().fold([u32::MAX, 0], |[least, most], order| [least.min(order), most.max(order)]);
     let (mut low, mut bits, mut left) = (least, u32::BITS - most.saturating_sub(least).leading_zeros(), wanted);
@@ -248,7 +254,17 @@ fn cut<I: Iterator<Item = u32>>(orders: impl Fn() -> I, wanted: usize, counts: &
     }
 }
 
+/// Returns exp(score − most) of up to sixteen scores, 0 in the lanes beyond.
+#[inline(always)]
+fn weights<S: Simd>(s: S, scores: &[f32], most: f32) -> [f32; LANES] {
+    let mut weights = [0.0; LANES];
+    let scores = lanes::load_part(s, scores, f32::NEG_INFINITY);
+    lanes::store(s, &mut weights, exp(s, s.sub(scores, s.splat(most))));
+    weights
+}
+
 /// Keeps of a list the fewest keys with the largest scores whose weights sum to a share, forced keys first: those outside `free`.
+#[inline(always)]
 fn keep_share<S: Simd>(
     s: S,
     scores: &[f32],
@@ -257,16 +273,10 @@ fn keep_share<S: Simd>(
     (sorted, list): (&mut [u64], List<'_>),
 ) -> usize {
     let most = scores.iter().fold(f32::NEG_INFINITY, |most, &x| most.max(x));
-    let weights = |scores: &[f32]| {
-        let mut weights = [0.0; LANES];
-        let differences = s.sub(lanes::load_part(s, scores, f32::NEG_INFINITY), s.splat(most));
-        s.vectorize(
-            #[inline(always)]
-            || lanes::store(s, &mut weights, exp(s, differences)),
-        );
-        weights
-    };
-    let total: f64 = scores.chunks(LANES).flat_map(weights).map(f64::from).sum();
+    let mut total = 0.0;
+    for scores in scores.chunks(LANES) {
+        total += weights(s, scores, most).into_iter().map(f64::from).sum::<f64>();
+    }
     if !total.is_finite() {
         return list.len;
     }
@@ -282,9 +292,8 @@ fn keep_share<S: Simd>(
     }
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let mut sum = 0.0;
-    let of = |&rank: &u64| f64::from(weights(&[scores[!(rank as u32) as usize]])[0]);
     let reached = |rank: &u64| {
-        sum += of(rank);
+        sum += f64::from(weights(s, &[scores[!(*rank as u32) as usize]], most)[0]);
         sum >= f64::from(share) * total
     };
     let Some(last) = sorted.iter().position(reached).map(|place| sorted[place]) else { return len };

@@ -15,8 +15,8 @@ impl IndexRow {
     pub(crate) const NONE: Self = Self { query: 0, weight: 0.0 };
 }
 
-/// Adds weight · max(score, 0) of each row to the sums of its query row, `[query row][KEY_BLOCK]`, rows in order. A sum is −∞ where
-/// a score is; max(NaN, 0) is NaN.
+/// Adds weight · max(score, 0) of each row to the sums of its query row, `[query row][KEY_BLOCK]`, rows in order. A sum is −∞ from the
+/// first score of −∞ on; max(NaN, 0) is NaN.
 pub(crate) fn add_index_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[IndexRow], sums: &mut [f32]) {
     s.vectorize(
         #[inline(always)]
@@ -34,7 +34,9 @@ pub(crate) fn add_index_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows:
                     for panel in panels {
                         // SAFETY: a panel of the row's scores.
                         let score = unsafe { s.load(scores.add(panel * LANES)) };
-                        let sum = s.fma(weight, s.max(zero, score), lanes::load(s, &sums[panel]));
+                        let before = lanes::load(s, &sums[panel]);
+                        let sum = s.fma(weight, s.max(zero, score), before);
+                        let sum = s.select_eq(before, hidden, hidden, sum);
                         lanes::store(s, &mut sums[panel], s.select_eq(score, hidden, hidden, sum));
                     }
                 },

@@ -114,7 +114,7 @@ impl SelectedKeys {
         let added = rows.chunks_exact(width).try_for_each(|row| {
             let count = row[width - 1] as usize;
             self.reserve(count)?;
-            row[..count].iter().for_each(|&number| self.push(number));
+            self.units.extend(row[..count].iter().map(|number| 2 * number + 1));
             self.end_list(self.place(self.starts.len() - 1).0)
         });
         self.end(added)
@@ -168,12 +168,6 @@ impl SelectedKeys {
         *end_of_sequence = end.max(*end_of_sequence);
         self.starts.push(self.units.len());
         Ok(())
-    }
-
-    /// Adds a unit to the list that is being made.
-    #[inline]
-    pub(crate) fn push(&mut self, unit: u32) {
-        self.units.push(2 * unit + 1);
     }
 
     fn fill_ascending(
