@@ -24,6 +24,7 @@
 //! | threads other than rayon's, deadlines | [`ThreadPool`], or an [`Executor`] of your own; [`Run`], for [`Problem::run_with`] |
 //! | keys in several parts | [`AttnState`], [`merge`]; on several machines: the module `parts`, with the feature of that name |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]); those of a model's layers: [`LayerCaches`] |
+//! | rows that choose their keys | [`Inputs::selected`] of [`SelectedKeys`]; an [`Indexer`] scores keys and selects by [`TopK`], [`top_k()`] by your own scores; [`widen_e4m3()`] |
 //! | reference | [`naive`]: the oracle |
 //! | layers around attention, whole models | the crate `sdpa-layers` |
 //!
@@ -37,6 +38,7 @@
 mod attention;
 mod backward;
 mod cache;
+mod choosing;
 mod error;
 #[cfg(doctest)]
 mod guide;
@@ -58,6 +60,8 @@ mod threads;
 pub use attention::Attention;
 pub use backward::{BackwardPlan, BackwardProblem, attention_backward, attention_backward_with};
 pub use cache::{KeyScales, KvCache, SlidingWindow};
+pub use choosing::e4m3::widen_e4m3;
+pub use choosing::{Indexer, top_k};
 pub use error::Error;
 pub use inputs::Inputs;
 pub use kernels::*;

@@ -4,10 +4,12 @@
 //! The arithmetic is all in `row.rs`.
 
 mod backward;
+mod choosing;
 mod row;
 mod sequence;
 
 pub use backward::{Gradient, gradients};
+pub use choosing::{index_scores, top_k};
 
 use crate::attention::Attention;
 use crate::error::Error;

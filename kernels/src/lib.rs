@@ -47,17 +47,21 @@ pub use attention::call::mods::{
 pub use attention::call::options::{Cover, Covered, Mask, Options, Ragged, alibi_slopes};
 pub use attention::call::outputs::{Outputs, Point, Seen, State};
 pub use attention::call::row_mods::AnyMods;
+pub use attention::call::selection::top_k::TopK;
 pub use attention::call::selection::{ListPlace, Rectangle, SelectedKeys, SelectionError, SelectionShape};
 pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use attention::call::{Call, Sequence};
 pub use attention::products::Rates;
 pub use attention::schedule::accumulation::Accumulation;
 pub use attention::schedule::block_states::BlockStates;
+pub use attention::schedule::choice_launch::ChoiceLaunch;
+pub use attention::schedule::index_launch::{IndexCall, IndexLaunch, first_list};
 pub use attention::schedule::launch::Launch;
 pub use attention::schedule::merge::{merge_results, merge_states};
 pub use attention::schedule::partials::Partials;
 pub use attention::schedule::split_sequences::{SplitRows, Then};
 pub use attention::scratch::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Tiling};
+pub use attention::steps::choose::Chooser;
 #[cfg(feature = "nn")]
 pub use elementary::{cos, pow, sin};
 pub use kv::block_table::{BlockTable, PageError};

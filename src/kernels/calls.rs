@@ -174,6 +174,17 @@ pub use sdpa_kernels::SelectionError;
 /// # let _ = shape;
 /// ```
 pub use sdpa_kernels::SelectionShape;
+/// Rule by which rows choose keys, for [`Indexer::select`](crate::Indexer::select) and [`top_k`](crate::top_k()).
+///
+/// ```
+/// use sdpa::TopK;
+/// let tokens = TopK::new(2048); // as in DeepSeek V3.2
+/// // 16 blocks of 128 keys for 128 rows: the first, that of the row and the best others.
+/// let blocks = TopK { first: 1, last: 1, rows: 128, unit: 128, ..TopK::new(16) };
+/// let by_mass = TopK { share: Some(0.95), ..tokens };
+/// # let _ = (blocks, by_mass);
+/// ```
+pub use sdpa_kernels::TopK;
 /// Sliding window, for [`Attention::window`](crate::Attention::window).
 ///
 /// ```

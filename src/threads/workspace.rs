@@ -1,7 +1,7 @@
 //! Memory that calls leave to the next ones.
 
 use crate::threads::workers;
-use sdpa_kernels::{BackwardMemory, BackwardScratch, Partials, Scratch};
+use sdpa_kernels::{BackwardMemory, BackwardScratch, Chooser, Partials, Scratch, SelectedKeys};
 use std::sync::Mutex;
 
 /// Reusable memory of calls, forward and backward, and of states ([`AttnState::finish`](crate::AttnState::finish)). It grows to
@@ -35,6 +35,40 @@ pub struct Workspace {
     pub(crate) gradients: BackwardMemory,
     /// Maxima, sums and outputs of a state that is finished.
     pub(crate) state: [Vec<f32>; 3],
+    /// Memory of calls that choose keys.
+    pub(crate) choice: ChoiceMemory,
+}
+
+/// Memory of calls that choose keys.
+#[derive(Debug, Default)]
+pub(crate) struct ChoiceMemory {
+    /// Number of query rows of each sequence.
+    pub(crate) q_lens: Vec<usize>,
+    /// Groups of rows that are computed together: a selection without lists.
+    pub(crate) groups: SelectedKeys,
+    /// Scores of the lists that are chosen next, and the numbers of the keys that they choose.
+    pub(crate) scores: Vec<f32>,
+    pub(crate) chosen: Vec<u32>,
+    /// Memory of each worker.
+    pub(crate) workers: Vec<Mutex<Chooser>>,
+}
+
+impl ChoiceMemory {
+    const fn new() -> Self {
+        Self {
+            q_lens: Vec::new(),
+            groups: SelectedKeys::new(),
+            scores: Vec::new(),
+            chosen: Vec::new(),
+            workers: Vec::new(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let Self { q_lens, groups, scores, chosen, workers } = self;
+        let words = (scores.capacity() + chosen.capacity()) * size_of::<u32>();
+        words + q_lens.capacity() * size_of::<usize>() + groups.bytes() + workers::bytes(workers, Chooser::bytes)
+    }
 }
 
 impl Workspace {
@@ -46,6 +80,7 @@ impl Workspace {
             backward: Vec::new(),
             gradients: BackwardMemory::new(),
             state: [const { Vec::new() }; 3],
+            choice: ChoiceMemory::new(),
         }
     }
 
@@ -54,6 +89,6 @@ impl Workspace {
         let state: usize = self.state.iter().map(|part| part.capacity() * size_of::<f32>()).sum();
         let workers =
             workers::bytes(&self.forward, Scratch::bytes) + workers::bytes(&self.backward, BackwardScratch::bytes);
-        workers + self.partials.bytes() + self.gradients.bytes() + state
+        workers + self.partials.bytes() + self.gradients.bytes() + state + self.choice.bytes()
     }
 }

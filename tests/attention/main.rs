@@ -18,6 +18,7 @@ mod balance;
 mod bits;
 mod block_states;
 mod cache_errors;
+mod choosing;
 mod columns;
 mod corners;
 mod dropout;

@@ -41,6 +41,7 @@ const ROOT: Rooms = &[
     "layer_caches",
     "inputs",
     "attention",
+    "choosing",
     "backward",
     "state",
     "parts",

@@ -243,6 +243,14 @@ pub(crate) unsafe trait Simd: Vector {
     }
     /// Returns `a == b ? then : otherwise`; NaN equals nothing.
     fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
+    /// Returns a bit for each lane: 1 where `a ≥ b`, 0 where either is NaN.
+    #[inline(always)]
+    fn reaches(self, a: Self::V, b: Self::V) -> u16 {
+        let [mut x, mut y] = [[0.0; LANES]; 2];
+        lanes::store(self, &mut x, a);
+        lanes::store(self, &mut y, b);
+        (0..LANES).fold(0, |bits, i| bits | u16::from(x[i] >= y[i]) << i)
+    }
     /// Returns `(1 + a·b)·2ⁿ`, given `b` times [`Self::FACTOR_UNIT`]: the sum as by [`Vector::fma`], then the product, exact
     /// unless subnormal. `n` is integral, [`LOWEST_EXPONENT`](numbers::LOWEST_EXPONENT) ..= 1, and at the lowest 2ⁿ counts as 0;
     /// `shifted` is `n` + [`SHIFT`]: its lowest bits are an exponent field. NaN stays NaN.

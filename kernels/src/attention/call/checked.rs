@@ -49,6 +49,13 @@ impl<'a> CheckedCall<'a> {
         self
     }
 
+    /// Sets the number of neighbouring rows whose heads follow one another. Any number fits: it says in which order rows are
+    /// computed.
+    pub(crate) fn with_rows_together(mut self, rows: usize) -> Self {
+        self.call.options.together = Some(rows);
+        self
+    }
+
     /// Inputs and options.
     #[inline(always)]
     pub fn call(&self) -> &Call<'a> {

@@ -126,7 +126,7 @@ impl Call<'_> {
     /// Returns the order of the rows of a sequence that share a key/value head, `q_len` of each head.
     #[inline]
     pub(crate) fn row_order(&self, q_len: usize) -> RowOrder {
-        let order = RowOrder::without_lists(self.group_size(), q_len);
+        let order = RowOrder::without_lists(self.group_size(), q_len, self.options.together);
         let of = if self.lists_are_of_query_heads() { ListsOf::QueryHeads } else { ListsOf::AllHeads };
         self.options.selected.map_or(order, |selected| order.with_lists(selected.rows(), of))
     }

@@ -3,7 +3,8 @@
 use core::ops::Range;
 
 /// Order of the rows of a sequence that share a key/value head: all rows of a head, then those of the next; where heads share
-/// lists of keys, the rows of one list, head by head, then those of the next list.
+/// lists of keys, the rows of one list, head by head, then those of the next list; likewise where a number of rows is
+/// [together](crate::attention::call::options::Options::together).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowOrder {
     /// Number of query heads that share the key/value head.
@@ -36,11 +37,12 @@ pub(crate) struct RowAt {
 }
 
 impl RowOrder {
-    /// Returns the order of rows without lists: `q_len` of each of `group_size` heads.
+    /// Returns the order of rows without lists: `q_len` of each of `group_size` heads, all of a head or so many together.
     #[inline]
-    pub(crate) fn without_lists(group_size: usize, q_len: usize) -> Self {
+    pub(crate) fn without_lists(group_size: usize, q_len: usize, together: Option<usize>) -> Self {
         let whole = q_len.max(1);
-        Self { group_size, q_len, together: whole, list_rows: whole, list_heads: group_size }
+        let together = together.map_or(whole, |rows| rows.clamp(1, whole));
+        Self { group_size, q_len, together, list_rows: together, list_heads: group_size }
     }
 
     /// Returns the order of rows where `rows` of each head have a list, which all heads share or each head has for itself.

@@ -4,6 +4,7 @@
 pub(crate) mod build;
 mod fault;
 mod key_list;
+pub(crate) mod top_k;
 
 pub use build::Rectangle;
 use core::ops::Range;
@@ -154,7 +155,7 @@ impl SelectedKeys {
     }
 
     /// Returns the place of a list among all.
-    fn list_index(&self, sequence: usize, head: usize, group: usize) -> usize {
+    pub(crate) fn list_index(&self, sequence: usize, head: usize, group: usize) -> usize {
         let [first, end] = [0, 1].map(|next| self.groups[sequence + next]);
         debug_assert!(head < self.heads && group < end - first, "list of head {head}, group {group}");
         first * self.heads + head * (end - first) + group

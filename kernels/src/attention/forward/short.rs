@@ -47,6 +47,7 @@ impl<'t> ShortCall<'t> {
             key_positions: _,
             period: _,
             selected: None,
+            together: _,
         } = call.options
         else {
             return None;

@@ -167,6 +167,7 @@ fn are_alike(call: &Call<'_>, given: Given) -> bool {
         period: _,
         // Listed sequences share no blocks.
         selected: _,
+        together: _,
     } = &call.options;
     bias.is_none() && alibi.is_none() && mask.is_none() && dropout.is_none() && !given.score && !given.mask
 }

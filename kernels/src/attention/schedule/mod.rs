@@ -2,6 +2,8 @@
 
 pub(crate) mod accumulation;
 pub(crate) mod block_states;
+pub(crate) mod choice_launch;
+pub(crate) mod index_launch;
 pub(crate) mod key_blocks;
 pub(crate) mod launch;
 pub(crate) mod merge;

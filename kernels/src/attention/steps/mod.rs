@@ -1,7 +1,9 @@
 //! Steps of attention: passes over the scores of one row block and one key block.
 
+pub(crate) mod choose;
 pub(crate) mod dropout;
 pub(crate) mod epilogue;
+pub(crate) mod index_sums;
 pub(crate) mod infinite;
 pub(crate) mod key_sums;
 pub(crate) mod mask_passes;

@@ -280,6 +280,12 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     }
 
     #[inline(always)]
+    fn reaches(self, a: __m512, b: __m512) -> u16 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(a, b) }
+    }
+
+    #[inline(always)]
     fn one_plus_scaled(self, (a, b): (__m512, __m512), n: __m512, _: __m512) -> __m512 {
         // Lanes that are not computed do not underflow. Not "less or equal": NaN is computed.
         // SAFETY: `self` proves the feature.

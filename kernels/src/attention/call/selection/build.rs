@@ -68,8 +68,12 @@ impl SelectedKeys {
         self.end(filled)
     }
 
-    /// Clears the lists, and takes a shape.
-    pub(crate) fn begin(&mut self, shape: SelectionShape<'_>) -> Result<(), SelectionError> {
+    /// Clears the lists, and takes a shape: lists are [added](Self::append) next.
+    ///
+    /// # Errors
+    /// [`SelectionError`]; the lists are then empty.
+    #[doc(hidden)] // for `sdpa`
+    pub fn begin(&mut self, shape: SelectionShape<'_>) -> Result<(), SelectionError> {
         let SelectionShape { q_lens, heads, rows, unit } = shape;
         self.clear();
         if let Some((what, _)) =
@@ -101,6 +105,45 @@ impl SelectedKeys {
         self.units.try_reserve(units).map_err(|_| SelectionError::Memory { units })
     }
 
+    /// Adds the next lists, each a row of ascending numbers and, last, their count.
+    ///
+    /// # Errors
+    /// [`SelectionError`]; the lists are then empty.
+    #[doc(hidden)] // for `sdpa`
+    pub fn append(&mut self, rows: &[u32], width: usize) -> Result<(), SelectionError> {
+        let added = rows.chunks_exact(width).try_for_each(|row| {
+            let (list, numbers) = (self.place(self.starts.len() - 1).0, &row[..row[width - 1] as usize]);
+            self.reserve(numbers.len())?;
+            self.add_ascending(list, numbers.iter().map(|&number| (number, true)))?;
+            self.end_list(list)
+        });
+        self.end(added)
+    }
+
+    /// Adds ascending numbers to a list, and whether the mask function is asked about each.
+    fn add_ascending(
+        &mut self,
+        list: ListPlace,
+        numbers: impl Iterator<Item = (u32, bool)>,
+    ) -> Result<(), SelectionError> {
+        let mut before = None;
+        for (place, (got, asked)) in numbers.enumerate() {
+            match before {
+                Some(before) if before == got => {
+                    return Err(SelectionError::Repeated { list, places: [place - 1, place], got });
+                }
+                Some(before) if before > got => return Err(SelectionError::Order { list, place, got, before }),
+                _ => before = Some(got),
+            }
+            if got as usize >= MAX_KEYS / self.unit {
+                let keys = (got as usize + 1).saturating_mul(self.unit);
+                return Err(SelectionError::TooLarge { sequence: list.sequence, keys });
+            }
+            self.units.push(2 * got + u32::from(asked));
+        }
+        Ok(())
+    }
+
     /// Clears the lists if they were refused.
     fn end(&mut self, filled: Result<(), SelectionError>) -> Result<(), SelectionError> {
         if filled.is_err() {
@@ -110,7 +153,8 @@ impl SelectedKeys {
     }
 
     /// Removes all lists, but keeps their memory.
-    fn clear(&mut self) {
+    #[doc(hidden)] // for `sdpa`
+    pub fn clear(&mut self) {
         let Self { q_lens, groups, starts, units, ends, .. } = self;
         q_lens.clear();
         ends.clear();
@@ -120,7 +164,8 @@ impl SelectedKeys {
     }
 
     /// Number of lists.
-    pub(crate) fn lists(&self) -> usize {
+    #[doc(hidden)] // for `sdpa`
+    pub fn lists(&self) -> usize {
         self.all_groups().saturating_mul(self.heads)
     }
 
@@ -149,12 +194,6 @@ impl SelectedKeys {
         Ok(())
     }
 
-    /// Adds a unit to the list that is being made.
-    #[inline]
-    pub(crate) fn push(&mut self, unit: u32) {
-        self.units.push(2 * unit + 1);
-    }
-
     fn fill_ascending(
         &mut self,
         starts: &[usize],
@@ -180,22 +219,9 @@ impl SelectedKeys {
         self.reserve(numbers.len())?;
         self.partly_asked = asked.is_some_and(|asked| !asked.iter().all(|&asked| asked));
         for (n, ends) in starts.windows(2).enumerate() {
-            let ((list, _), mut before) = (self.place(n), None);
-            for (place, n) in (ends[0]..ends[1]).enumerate() {
-                let got = numbers[n];
-                match before {
-                    Some(before) if before == got => {
-                        return Err(SelectionError::Repeated { list, places: [place - 1, place], got });
-                    }
-                    Some(before) if before > got => return Err(SelectionError::Order { list, place, got, before }),
-                    _ => before = Some(got),
-                }
-                if got as usize >= MAX_KEYS / self.unit {
-                    let keys = (got as usize + 1).saturating_mul(self.unit);
-                    return Err(SelectionError::TooLarge { sequence: list.sequence, keys });
-                }
-                self.units.push(2 * got + u32::from(asked.is_none_or(|asked| asked[n])));
-            }
+            let (list, _) = self.place(n);
+            let asks = |n: usize| asked.is_none_or(|asked| asked[n]);
+            self.add_ascending(list, (ends[0]..ends[1]).map(|n| (numbers[n], asks(n))))?;
             self.end_list(list)?;
         }
         Ok(())
