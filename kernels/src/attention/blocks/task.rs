@@ -5,7 +5,7 @@ use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::mods::Position;
 use crate::attention::call::outputs::Outputs;
 use crate::attention::call::row_mods::{Given, RowMods, RowRun};
-use crate::attention::call::row_order::{RowAt, RowOrder};
+use crate::attention::call::row_order::RowAt;
 use crate::attention::call::selection::KeyList;
 use crate::attention::call::visibility::{VisiblePositions, least_and_most};
 use crate::attention::call::{Call, RowSet, Sequence};
@@ -196,7 +196,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
                 first -= group_size * seq.q_len;
                 seq = call.sequence(others.next()?.sequence);
             }
-            let RowAt { head, i, left } = RowOrder::of(call, seq.q_len).at(first);
+            let RowAt { head, i, left } = call.row_order(seq.q_len).at(first);
             let len = left.min(row_block.len() - n);
             let row = Row { n, head: first_head + head, i, q_batch: seq.q_batch, at: seq.first_row + i };
             (first, n) = (first + len, n + len);

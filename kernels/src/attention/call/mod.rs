@@ -89,7 +89,7 @@ impl<'a> Call<'a> {
     ) -> Option<KeyList<'a>> {
         // Work without rows may begin after the last one.
         let selected = self.options.selected.filter(|_| rows.start < self.group_size() * seq.q_len)?;
-        let [in_group, group] = RowOrder::of(self, seq.q_len).list_of(rows.start);
+        let [in_group, group] = self.row_order(seq.q_len).list_of(rows.start);
         let head = match selected.heads() {
             1 => 0,
             _ if self.lists_are_of_query_heads() => kv_head * self.group_size() + in_group,
@@ -121,6 +121,19 @@ impl Call<'_> {
     #[inline]
     pub(crate) fn lists_are_of_query_heads(&self) -> bool {
         self.options.selected.is_some_and(|selected| selected.heads() != 1 && selected.heads() != self.kv.kv_heads())
+    }
+
+    /// Returns the order of the rows of a sequence that has some, `q_len` of each head.
+    #[inline]
+    pub(crate) fn row_order(&self, q_len: usize) -> RowOrder {
+        let group_size = self.group_size();
+        match self.options.selected {
+            None => RowOrder::whole(group_size, q_len),
+            Some(lists) if self.lists_are_of_query_heads() => {
+                RowOrder::of_lists_of_heads(group_size, q_len, lists.rows())
+            }
+            Some(lists) => RowOrder::of_shared_lists(group_size, q_len, lists.rows()),
+        }
     }
 
     /// Number of floats of a block that selected keys are gathered in; 0 if none are.
@@ -278,7 +291,7 @@ impl Call<'_> {
     /// Returns the first and the last position of some rows of a sequence, one at least, counted as in a [`RowSet`]; of more of
     /// its rows, if they belong to several heads.
     pub(crate) fn positions(&self, sequence: usize, seq: &Sequence, rows: Range<usize>) -> [isize; 2] {
-        let [first, last] = RowOrder::of(self, seq.q_len).ends(&rows);
+        let [first, last] = self.row_order(seq.q_len).ends(&rows);
         match self.row_positions(sequence) {
             Some(positions) => least_and_most(&positions[first..=last]).map(|position| position as isize),
             None => [first, last].map(|row| seq.offset.saturating_add_unsigned(row)),

@@ -1,6 +1,5 @@
 //! Order of the query rows that share a key/value head.
 
-use crate::attention::call::Call;
 use core::ops::Range;
 
 /// Order of the rows of a sequence that share a key/value head: all rows of a head, then those of the next; where heads share
@@ -30,16 +29,25 @@ pub(crate) struct RowAt {
 }
 
 impl RowOrder {
-    /// Returns the order of the rows of a sequence that has some, `q_len` of each head.
+    /// Returns the order of rows without lists, `q_len` of each head.
     #[inline]
-    pub(crate) fn of(call: &Call<'_>, q_len: usize) -> Self {
-        let (group_size, whole) = (call.group_size(), q_len.max(1));
-        let Some(selected) = call.options.selected else {
-            return Self { group_size, q_len, together: whole, list_rows: whole, list_heads: group_size };
-        };
-        let list_rows = selected.rows().min(whole);
-        let (together, list_heads) = if call.lists_are_of_query_heads() { (whole, 1) } else { (list_rows, group_size) };
-        Self { group_size, q_len, together, list_rows, list_heads }
+    pub(crate) fn whole(group_size: usize, q_len: usize) -> Self {
+        let whole = q_len.max(1);
+        Self { group_size, q_len, together: whole, list_rows: whole, list_heads: group_size }
+    }
+
+    /// Returns the order if the heads share lists, each of `rows` rows.
+    #[inline]
+    pub(crate) fn of_shared_lists(group_size: usize, q_len: usize, rows: usize) -> Self {
+        let list_rows = rows.min(q_len.max(1));
+        Self { together: list_rows, list_rows, ..Self::whole(group_size, q_len) }
+    }
+
+    /// Returns the order if each head has lists of its own, each of `rows` rows.
+    #[inline]
+    pub(crate) fn of_lists_of_heads(group_size: usize, q_len: usize, rows: usize) -> Self {
+        let whole = Self::whole(group_size, q_len);
+        Self { list_rows: rows.min(whole.together), list_heads: 1, ..whole }
     }
 
     /// Returns the place of a row.

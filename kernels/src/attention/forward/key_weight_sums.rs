@@ -4,7 +4,6 @@ use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::RowSet;
-use crate::attention::call::row_order::RowOrder;
 use crate::attention::scratch::{Regions, Scratch};
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax;
@@ -108,7 +107,7 @@ pub(crate) unsafe fn key_weight_sums<S: Simd>(
         // SAFETY: the caller guarantees that the sums are this worker's alone.
         unsafe { *sums.at(j) = 0.0 };
     }
-    let (order, step) = (RowOrder::of(call, call.sequence(sequence).q_len), bound.tiling.row_block_rows());
+    let (order, step) = (call.row_order(call.sequence(sequence).q_len), bound.tiling.row_block_rows());
     let lists = (0..order.lists()).map(|list| order.rows_of_list(list));
     for (first, end) in lists.flat_map(|rows| rows.clone().step_by(step).map(move |first| (first, rows.end))) {
         // Each row block is a separate task: scratch for copied queries and states holds one task's rows, not the

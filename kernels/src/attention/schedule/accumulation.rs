@@ -1,6 +1,5 @@
 //! What split-KV of a call would accumulate and read, for plans; and which sequences may share key blocks.
 
-use crate::attention::call::row_order::RowOrder;
 use crate::attention::call::{Call, Sequence, SplitSequence};
 use crate::attention::schedule::split_sequences::{SplitSequences, part_floats};
 use crate::simd::LANES;
@@ -109,7 +108,7 @@ impl Call<'_> {
 
     /// Returns true if all rows of a sequence that share a key/value head select the same keys, or none selects any.
     fn shares_keys(&self, sequence: usize) -> bool {
-        self.options.selected.is_none() || RowOrder::of(self, self.sequence(sequence).q_len).lists() <= 1
+        self.options.selected.is_none() || self.row_order(self.sequence(sequence).q_len).lists() <= 1
     }
 
     /// Returns true if every row of a sequence sees all of these keys by its length and the range rules. Positions of their

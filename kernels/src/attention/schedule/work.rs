@@ -2,7 +2,6 @@
 //! explanations of plans read the same list.
 
 use crate::attention::call::outputs::Outputs;
-use crate::attention::call::row_order::RowOrder;
 use crate::attention::call::selection::SelectedKeys;
 use crate::attention::call::{Call, RowSet};
 use crate::attention::schedule::units::Units;
@@ -147,7 +146,7 @@ impl<'a> Schedule<'a> {
             let part = part - self.first_of_lists(call, selected, sequence);
             (part / parts, part % parts)
         };
-        let (order, rows) = (RowOrder::of(call, call.sequence(sequence).q_len), call.rows_of(sequence));
+        let (order, rows) = (call.row_order(call.sequence(sequence).q_len), call.rows_of(sequence));
         if self.is_split(call, sequence) || list >= order.lists() {
             let end = if self.is_split(call, sequence) { 0 } else { rows };
             return RowSet::of(sequence, kv_head, end..end);
