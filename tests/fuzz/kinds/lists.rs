@@ -236,7 +236,9 @@ impl Numbers {
     fn spoil(&mut self, rng: &mut Rng, q_lens: &mut Vec<usize>) {
         match self {
             Self::Ascending { starts, numbers, asked } => match rng.below(5) {
-                0 | 1 => spoil_list(rng, starts, |rng, n| rng.pick(&[0, n + 1, n.saturating_sub(1), usize::MAX])),
+                0 | 1 => spoil_list(rng, starts, |rng, n| {
+                    rng.pick(&[0, n.saturating_add(1), n.saturating_sub(1), usize::MAX])
+                }),
                 2 | 3 => spoil_list(rng, numbers, |rng, n| {
                     rng.pick(&[0, n.wrapping_add(1), n.wrapping_sub(1), (1 << 31) - 2, (1 << 31) - 1, u32::MAX, 8])
                 }),
