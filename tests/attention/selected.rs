@@ -7,7 +7,7 @@ use crate::options::{Case, Full, Wanted, check_against_oracle, kept};
 use crate::positions::{random_case, random_positions};
 use crate::support::{Rng, Tensor, assert_same_bits, execs, fewer, indices};
 use core::ops::Range;
-use sdpa::{Inputs, SelectedKeys, SelectionShape};
+use sdpa::{Inputs, Rectangle, SelectedKeys, SelectionError, SelectionShape, View};
 
 /// Random lists for the rows of a case: of any shape, some empty, some of all keys.
 pub(crate) fn random_lists(rng: &mut Rng, case: &Case) -> SelectedKeys {
@@ -219,4 +219,35 @@ fn memory_that_no_list_names_is_not_seen() {
             same_full(&format!("seed {seed}, {isa}"), &poisoned.run(exec, Wanted::LEAST), &expected);
         }
     }
+}
+
+/// What is refused leaves a selection of nothing, even before there are lists; so is one by default.
+#[test]
+fn a_refused_selection_is_empty() {
+    let huge = [usize::MAX >> 9];
+    let shape = |q_lens| SelectionShape { q_lens, heads: 1, rows: 1, unit: 1 };
+    let number = [0i32];
+    let repeated = View::from_strides(&number, 0, [1, 1, huge[0], 1], [0; 4]).expect("one number for all");
+    let mut selected = SelectedKeys::default();
+    assert!(!selected.names(0, 0, 0, 0) && selected.first_in(0, 0..9).is_none());
+    let without_memory = selected.fill_padded(shape(&huge), &[1], Rectangle::new(repeated), None);
+    assert_eq!(without_memory, Err(SelectionError::Memory { units: huge[0] }));
+    assert!(selected.sequences() == 0 && selected.numbers(0, 0, 0).is_none());
+    // Sizes are checked before there is memory for the lists.
+    let size = SelectionError::Size { what: "number of starts", got: 1, expected: huge[0] + 1 };
+    assert_eq!(selected.fill(shape(&huge), &[0], &[], None), Err(size));
+    assert!(selected.sequences() == 0 && selected.bytes() < 1000);
+}
+
+/// A rectangle may have any number of places, if few count; and a unit too large is told by its own end.
+#[test]
+fn places_that_do_not_count_need_no_memory() {
+    let number = [2i32];
+    let wide = View::from_strides(&number, 0, [1, 1, 1, usize::MAX >> 9], [0; 4]).expect("one number for all");
+    let (mut selected, one) = (SelectedKeys::new(), Rectangle::new(wide).lens(&[1]));
+    let shape = SelectionShape { q_lens: &[1], heads: 1, rows: 1, unit: 1 };
+    selected.fill_padded(shape, &[5], one, None).expect("one place");
+    assert_eq!(selected.numbers(0, 0, 0).into_iter().flatten().collect::<Vec<_>>(), [2]);
+    let too_large = selected.fill_padded(SelectionShape { unit: 1 << 31, ..shape }, &[5], one, None);
+    assert_eq!(too_large, Err(SelectionError::TooLarge { sequence: 0, keys: 1 << 31 }));
 }

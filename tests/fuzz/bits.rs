@@ -12,6 +12,7 @@ use super::golden::{Call, Hash};
 use super::kinds::attention::{pool, record_case};
 use super::kinds::{BITS, BitsOf};
 use super::rng::Rng;
+use super::selection::Selection;
 use core::fmt::{Debug, Write as _};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -39,6 +40,7 @@ pub(crate) fn native_call(number: u64) -> Call {
         let mut case = settled(rng, home);
         case.settings.precision = Precision::Native;
         [case.dtypes[1], case.dtypes[2]] = [Dtype::Bf16; 2];
+        case.selected = selects(number).then(|| Selection::draw(rng, &case));
         record_case(rng, recorder, &case, home);
     })
 }
@@ -50,8 +52,14 @@ pub(crate) fn accurate_call(number: u64) -> Call {
         let home = rng.pick(&[Home::Tensors, Home::Pages, Home::Pool(dtype), Home::Cache(dtype)]);
         let mut case = settled(rng, home);
         case.settings.precision = Precision::Accurate;
+        case.selected = selects(number).then(|| Selection::draw(rng, &case));
         record_case(rng, recorder, &case, home);
     })
+}
+
+/// True if the rows of a native or accurate call select keys.
+fn selects(number: u64) -> bool {
+    number % 8 == 7
 }
 
 /// A case of few products whose bits are the same everywhere.
@@ -165,7 +173,7 @@ fn record(hash: &mut Hash, written: Option<&Written>) {
 
 /// The options that a case has, without their numbers where there are many.
 fn options(line: &mut String, case: &Case) {
-    let Case { settings, bias, mask, alibi, sinks, kv_lens, ragged, functions, .. } = case;
+    let Case { settings, bias, mask, alibi, sinks, kv_lens, ragged, selected, functions, .. } = case;
     let Settings { scale, softcap, causal, window, alignment, dropout, .. } = settings;
     let shape = |[b, h, l, n]: [usize; 4], cover: Cover| {
         format!("[{b}, {h}, {l}, {n}]{}", if cover == Cover::First { " of the first keys" } else { "" })
@@ -188,6 +196,10 @@ fn options(line: &mut String, case: &Case) {
     some("sinks", sinks.as_ref().map(|_| String::new()));
     some("lengths", kv_lens.as_ref().and_then(|x| shown(x)));
     some("ragged", ragged.as_ref().and_then(|x| shown(x)));
+    some(
+        "lists",
+        selected.as_ref().map(|of| format!(" of {} heads, {} rows, units of {}", of.heads, of.rows, of.unit)),
+    );
     let Functions { score, mask, prob, .. } = functions;
     some("score function", score.and_then(|x| shown(&x)));
     some("mask function", mask.and_then(|x| shown(&x)));

@@ -2,6 +2,7 @@
 
 use super::array::Array;
 use super::functions::{Functions, Origin, Pair};
+use super::selection::Selection;
 use core::ops::Range;
 use sdpa::{Alignment, Attention, Dropout, Dtype, Position, Precision, Window};
 
@@ -71,6 +72,8 @@ pub(crate) struct Case {
     pub(crate) ragged: Option<[Vec<usize>; 2]>,
     /// Positions of the rows and of the keys of each sequence.
     pub(crate) positions: [Option<Vec<Vec<i32>>>; 2],
+    /// Keys that rows select.
+    pub(crate) selected: Option<Selection>,
     pub(crate) functions: Functions,
 }
 
@@ -109,6 +112,7 @@ impl Case {
             kv_lens: None,
             ragged: None,
             positions: [None, None],
+            selected: None,
             functions: Functions::default(),
         }
     }
@@ -220,9 +224,20 @@ impl Case {
         self.positions[1].as_ref().map_or(Some(j as i128), |keys| keys[b].get(j).map(|&key| key.into()))
     }
 
+    /// Sequence, head with a list, and row, by which the list of a row is found.
+    pub(crate) fn list_of(&self, of: &Selection, [b, h, i]: [usize; 3]) -> [usize; 3] {
+        [b, h * of.heads / self.heads(), i]
+    }
+
+    /// Whether the mask function is asked about a key; `None` if the row selects keys, and not this one.
+    pub(crate) fn asked(&self, row: [usize; 3], j: usize) -> Option<bool> {
+        self.selected.as_ref().map_or(Some(true), |of| of.asked(self.list_of(of, row), j))
+    }
+
     /// True if nothing hides a key from a row, one rule not being asked. Scores may hide it still.
     pub(crate) fn sees(&self, row: [usize; 3], j: usize, but: Option<Rule>) -> bool {
         let [b, h, i] = row;
+        let Some(asked) = self.asked(row, j) else { return false };
         let behind = self.behind(row, j);
         let causal = !self.settings.causal || behind >= 0;
         let window = self.settings.window.is_none_or(|Sides { left, right, first }| {
@@ -243,7 +258,8 @@ impl Case {
         let pair = self.pair(row, j);
         let functions = || {
             let Functions { score, mask, .. } = self.functions;
-            mask.is_none_or(|(keep, _)| keep.keeps(pair)) && score.is_none_or(|score| score.line(pair).is_some())
+            mask.is_none_or(|(keep, _)| !asked || keep.keeps(pair))
+                && score.is_none_or(|score| score.line(pair).is_some())
         };
         j < self.kv_len(b) && causal && window && bias() && mask() && functions()
     }
@@ -291,6 +307,7 @@ impl Case {
             kv_lens: self.kv_lens.as_ref().map(|lens| vec![lens[b]]),
             ragged: None,
             positions,
+            selected: self.selected.as_ref().map(|of| of.of_rows(b, rows)),
             functions: Functions { origin, ..self.functions },
         }
     }
@@ -301,9 +318,10 @@ impl Case {
         let shapes = [&self.q, &self.k, &self.v].map(|x| x.shape);
         let bias = self.bias.as_ref().map(|(x, dtype)| (x.of.shape, x.cover, dtype));
         let mask = self.mask.as_ref().map(|(x, polarity)| (x.of.shape, x.cover, polarity));
+        let lists = self.selected.as_ref().map(|of| (of.heads, of.rows, of.unit, of.lists.len()));
         format!(
             "q, k, v {shapes:?} {dtypes:?} {settings:?} bias {bias:?} mask {mask:?} alibi {alibi:?} sinks {sinks:?} \
-             kv_lens {kv_lens:?} ragged {ragged:?} positions {positions:?} {functions:?}"
+             kv_lens {kv_lens:?} ragged {ragged:?} positions {positions:?} lists {lists:?} {functions:?}"
         )
     }
 }

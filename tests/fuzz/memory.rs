@@ -28,6 +28,11 @@ unsafe impl Plain for u8 {}
 // SAFETY: as above.
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
+unsafe impl Plain for i32 {
+    // A number of no key: all bytes 0xff would be −1, a place without one.
+    const FILL: u8 = 0x7f;
+}
+// SAFETY: as above.
 unsafe impl Plain for usize {}
 // SAFETY: a byte of 1 is true.
 unsafe impl Plain for bool {

@@ -25,6 +25,7 @@
 //! | latent | histories of latent caches of integers | the bits of whole keys stored as values |
 //! | layers | histories of the caches of several layers, and of a pool | the same changes of each alone, or none |
 //! | lengths | rows or keys around 4,096 | as attention and gradients |
+//! | lists | lists of keys, good, damaged and hostile; calls that they fit or do not | a model of a few loops; nothing is written; the oracle |
 //! | masks | stock masks and what they are combined to | a definition of one line each; the bits of a tensor |
 //! | misfit, misfit-gradients | sizes that do not fit together | rules of one line each |
 //! | misfit-pieces | pieces that do not fit together | rules of one line each; nothing is written |
@@ -34,6 +35,7 @@
 //! | partial | biases and masks by key/value head, of the last keys, with a period | the oracle, and the bits, of whole ones; sums of their gradients |
 //! | pieces | states over rows and keys in pieces, with every option they take | the bits of one call; the oracle |
 //! | pools | histories of page pools | lists of tokens; the same bits from tensors |
+//! | selected | calls of which rows select keys, mixed batches and latent caches too | as attention; a call over the keys of a list alone; the same bits, whatever no list names |
 //! | states | states and merges that do not fit together | rules of one line each |
 //! | stops | calls that are stopped | rows are whole or untouched; the next call is right |
 //! | trees | trees of drafted tokens | the oracle on each path; what is accepted, from tensors |
@@ -62,6 +64,7 @@ mod pieces;
 mod place;
 mod poison;
 mod rng;
+mod selection;
 mod sources;
 mod stage;
 #[cfg(test)]

@@ -184,6 +184,9 @@ impl<'a> Oracle<'a> {
 
     /// A score raw, softcapped and masked.
     fn score(&self, row: [usize; 3], j: usize) -> [Num; 3] {
+        if self.case.asked(row, j).is_none() {
+            return [HIDDEN; 3];
+        }
         let raw = self.raw(row, j);
         let capped = match self.case.settings.softcap.map(f64::from) {
             Some(c) if !raw.x.is_nan() && !raw.is_any() => {
@@ -255,8 +258,8 @@ impl<'a> Oracle<'a> {
     }
 
     /// An output: Σ weight·value over the keys that are seen.
-    fn column(&self, [b, h, _]: [usize; 3], seen: &[(usize, Num)], c: usize) -> Num {
-        let case = self.case;
+    fn column(&self, row: [usize; 3], seen: &[(usize, Num)], c: usize) -> Num {
+        let (case, [b, h, _]) = (self.case, row);
         // One score that is NaN is enough, whatever others may be.
         if seen.iter().any(|(_, w)| w.x.is_nan()) {
             return NAN;
@@ -299,28 +302,31 @@ impl<'a> Oracle<'a> {
         }
         if let Some(code) = self.code {
             // Weights times scales may be subnormal.
-            e += self.rounded_weights(code, [b, h / case.sharing()], seen, c) + 200.0 * TINY * n;
+            e += self.rounded_weights(code, row, seen, c) + 200.0 * TINY * n;
         }
         Num::rounded(sum, e + TINY * n)
     }
 
     /// How far off a sum of integers is because weights, times the scales, are rounded: in each block of 256 keys to a
     /// 32767th of the largest, of int4 to a 255th, up or down, and to no less than the smallest normal number.
-    fn rounded_weights(&self, code: Code, [b, g]: [usize; 2], seen: &[(usize, Num)], c: usize) -> f64 {
+    fn rounded_weights(&self, code: Code, row: [usize; 3], seen: &[(usize, Num)], c: usize) -> f64 {
         // Dropout multiplies what is rounded.
-        let kept = self.case.settings.dropout.map_or(1.0, |dropout| f64::from(dropout.factor()));
+        let (case, [b, h, _]) = (self.case, row);
+        let kept = case.settings.dropout.map_or(1.0, |dropout| f64::from(dropout.factor()));
         let least = f64::from(f32::MIN_POSITIVE) * kept;
         let block = |block: &[(usize, Num)]| {
             let (mut largest, mut integers) = (0.0f64, 0.0f64);
             for &(j, w) in block.iter().filter(|(_, w)| w.x.abs() + w.e > 0.0) {
-                let (kb, n) = self.case.key_at(b, j);
-                largest = largest.max((w.x.abs() + w.e) * f64::from(code.scale(self.v.row(kb, g, n), c)));
+                let (kb, n) = case.key_at(b, j);
+                let scale = code.scale(self.v.row(kb, h / case.sharing(), n), c);
+                largest = largest.max((w.x.abs() + w.e) * f64::from(scale));
                 integers += code.most();
             }
             let unit = if let Code::Bytes = code { 0.501 / 32767.0 } else { 1.002 / 255.0 };
             (unit * largest).max(1.002 * least) * integers
         };
-        seen.chunk_by(|a, b| a.0 / 256 == b.0 / 256).map(block).sum()
+        let place = |j| case.selected.as_ref().map_or(j, |of| of.place(case.list_of(of, row), j));
+        seen.chunk_by(|a, b| place(a.0) / 256 == place(b.0) / 256).map(block).sum()
     }
 }
 

@@ -72,7 +72,7 @@ fn stateful(case: &Case, b: usize) -> Case {
     let settings = Settings { precision: Precision::Exact, dropout: None, ..one.settings };
     let functions = Functions { score: None, mask: None, prob: None, ..one.functions };
     let dtypes = [Dtype::F32; 3];
-    Case { bias: None, mask: None, kv_lens: None, settings, functions, dtypes, ..one }
+    Case { bias: None, mask: None, kv_lens: None, selected: None, settings, functions, dtypes, ..one }
 }
 
 fn state<'a>(case: &'a Case, q: View<'a>, exec: Exec<'a>) -> AttnState<'a> {

@@ -11,7 +11,8 @@ use super::place::{AnyPlaced, Placed};
 use super::rng::Rng;
 use super::sources::{Source, place};
 use sdpa::{
-    Error, Exec, Executor, Inputs, Mask, MaskMod, Mods, Outputs, Plan, Problem, Run, ScoreMod, WeightMod, Workspace,
+    Error, Exec, Executor, Inputs, Mask, MaskMod, Mods, Outputs, Plan, Problem, Run, ScoreMod, SelectedKeys, WeightMod,
+    Workspace,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -34,6 +35,8 @@ pub(crate) struct Stage<'c> {
     kv_lens: Option<Memory<usize>>,
     ragged: Option<[Memory<usize>; 2]>,
     positions: [Option<Vec<&'c [i32]>>; 2],
+    /// Keys that rows select.
+    pub(crate) selected: Option<SelectedKeys>,
     /// Sequences of a cache or pool that the call is about; all of them if there is no list.
     names: Option<Memory<usize>>,
 }
@@ -87,7 +90,11 @@ impl<'c> Stage<'c> {
         let ragged = case.ragged.as_ref().map(|[q, k]| [list(rng, q), list(rng, k)]);
         let lists = |all: &'c Option<Vec<Vec<i32>>>| all.as_ref().map(|all| all.iter().map(|list| &list[..]).collect());
         let positions = case.positions.each_ref().map(lists);
-        Self { case, q, source, bias, mask, alibi, sinks, kv_lens, ragged, positions, names: None }
+        let selected = case.selected.as_ref().map(|of| {
+            let lens: Vec<usize> = (0..case.batch()).map(|b| case.kv_len(b)).collect();
+            of.made(rng, &lens)
+        });
+        Self { case, q, source, bias, mask, alibi, sinks, kv_lens, ragged, positions, selected, names: None }
     }
 
     /// About some sequences of a cache or pool, by name.
@@ -139,6 +146,7 @@ impl<'c> Stage<'c> {
         let [rows, keys] = &self.positions;
         inputs = rows.as_ref().map_or(inputs, |x| inputs.row_positions(x));
         inputs = keys.as_ref().map_or(inputs, |x| inputs.key_positions(x));
+        inputs = self.selected.as_ref().map_or(inputs, |x| inputs.selected(x));
         inputs = self.alibi.as_ref().map_or(inputs, |x| inputs.alibi(x.slice()));
         self.sinks.as_ref().map_or(inputs, |x| inputs.sinks(x.slice()))
     }

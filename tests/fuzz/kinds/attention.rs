@@ -4,6 +4,7 @@ use crate::fuzzer::bits::{Recorder, settle, sizes};
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::Results;
 use crate::fuzzer::draw::{Home, SHARED, draw, draw_of, own_positions};
+use crate::fuzzer::kinds::selected;
 use crate::fuzzer::oracle::Oracle;
 use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::rng::Rng;
@@ -85,11 +86,12 @@ fn check_all(rng: &mut Rng, case: &Case, home: Home) {
     let isas: Vec<Isa> = Isa::available().collect();
     let exec = Exec::serial().isa(rng.pick(&isas));
     let whole = Whole { case, home, exec };
-    if case.products() >= SHARED || rng.one_in(200) {
+    if case.products() >= SHARED || rng.one_in(if case.selected.is_some() { 20 } else { 200 }) {
         threads(rng, &stage, exec);
     }
     match rng.below(8) {
         0 | 1 => parts::rows(rng, &whole),
+        2 if case.selected.is_some() => selected::lists_alone(rng, &whole),
         2 => parts::pieces_of_keys(rng, &whole),
         3 | 4 => poison::behind_masks(rng, &whole),
         5 => elsewhere(rng, &whole),

@@ -10,6 +10,7 @@ use crate::fuzzer::kinds::attention::pool;
 use crate::fuzzer::oracle::Oracle;
 use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::rng::Rng;
+use crate::fuzzer::selection::Selection;
 use crate::fuzzer::sources::{Source, place};
 use crate::fuzzer::stage::{How, Stage};
 use sdpa::{Dtype, Exec, Isa, Workspace};
@@ -29,8 +30,24 @@ struct Mixed {
 
 /// One mixed batch.
 pub(super) fn check(rng: &mut Rng) {
+    check_of(rng, |_, _| {});
+}
+
+/// One mixed batch with lists of keys.
+pub(super) fn check_selected(rng: &mut Rng) {
+    check_of(rng, select);
+}
+
+/// Gives a case lists of keys.
+fn select(rng: &mut Rng, case: &mut Case) {
+    case.selected = Some(Selection::draw(rng, case));
+}
+
+/// One mixed batch that is changed.
+fn check_of(rng: &mut Rng, change: impl Fn(&mut Rng, &mut Case)) {
     let (held, home) = held_somewhere(rng);
-    let mixed = Mixed::draw(rng, &held, home);
+    let mut mixed = Mixed::draw(rng, &held, home);
+    change(rng, &mut mixed.ragged);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| mixed.check(rng, &held)));
     if let Err(panic) = result {
         eprintln!("{home:?}, sequences {:?} of lengths {:?}: {}", mixed.names, held.kv_lens, mixed.ragged.describe());
@@ -40,11 +57,21 @@ pub(super) fn check(rng: &mut Rng) {
 
 /// What one mixed batch gives.
 pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
+    bits_of(rng, recorder, |_, _| {});
+}
+
+/// What one mixed batch with lists of keys gives.
+pub(super) fn bits_selected(rng: &mut Rng, recorder: &mut Recorder) {
+    bits_of(rng, recorder, select);
+}
+
+fn bits_of(rng: &mut Rng, recorder: &mut Recorder, change: impl Fn(&mut Rng, &mut Case)) {
     let (mut held, home) = held_somewhere(rng);
     settle(rng, &mut held);
     let mut mixed = Mixed::draw(rng, &held, home);
     let case = &mut mixed.ragged;
     settle(rng, case);
+    change(rng, case);
     recorder.describe(case, home);
     recorder.say(format!("sequences {:?}", mixed.names));
     let wanted = Wanted { mass: false, ..Wanted::draw(rng) };

@@ -20,6 +20,7 @@ mod kept;
 mod latent;
 mod layers;
 mod lengths;
+mod lists;
 mod masks;
 mod misfit;
 mod misfit_gradients;
@@ -31,6 +32,7 @@ mod pages;
 mod partial;
 mod pieces;
 mod pools;
+mod selected;
 mod states;
 mod stops;
 mod trees;
@@ -54,7 +56,7 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 35] = [
+pub(crate) static KINDS: [Kind; 37] = [
     kind("attention", 200, attention::check),
     kind("backward-pieces", 20, backward_pieces::check),
     kind("balance", 40, balance::check),
@@ -75,6 +77,7 @@ pub(crate) static KINDS: [Kind; 35] = [
     kind("latent", 20, latent::check),
     kind("layers", 20, layers::check),
     kind("lengths", 5, lengths::check),
+    kind("lists", 1000, lists::check),
     kind("masks", 40, masks::check),
     kind("misfit", 200, misfit::check),
     kind("misfit-gradients", 100, misfit_gradients::check),
@@ -85,6 +88,7 @@ pub(crate) static KINDS: [Kind; 35] = [
     kind("partial", 60, partial::check),
     kind("pieces", 40, pieces::check),
     kind("pools", 20, pools::check),
+    kind("selected", 100, selected::check),
     kind("states", 100, states::check),
     kind("stops", 10, stops::check),
     kind("trees", 20, trees::check),
@@ -103,8 +107,8 @@ pub(crate) struct BitsOf {
     pub(crate) make: fn(&mut Rng, &mut Recorder),
 }
 
-/// Kinds of the calls with recorded bits: number n is of kind n mod 16, for ever.
-pub(crate) static BITS: [BitsOf; 16] = [
+/// Kinds of the calls with recorded bits: number n is of kind n mod 18, for ever.
+pub(crate) static BITS: [BitsOf; 18] = [
     bits_of("attention", attention::bits_of_tensors),
     bits_of("attention", attention::bits),
     bits_of("gradients", gradients::bits),
@@ -121,6 +125,8 @@ pub(crate) static BITS: [BitsOf; 16] = [
     bits_of("packed", packed::bits),
     bits_of("gradients", gradients::bits),
     bits_of("integers", channels::bits),
+    bits_of("selected", selected::bits),
+    bits_of("selected, mixed", mixed::bits_selected),
 ];
 
 const fn bits_of(name: &'static str, make: fn(&mut Rng, &mut Recorder)) -> BitsOf {

@@ -31,7 +31,7 @@ pub struct SelectionShape<'a> {
 ///
 /// The lists are checked when they are made. A call asks only whether they have its rows and heads, and whether no number is
 /// beyond a sequence.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SelectedKeys {
     unit: usize,
     rows: usize,
@@ -53,6 +53,12 @@ pub struct SelectedKeys {
 
 /// Numbers of units, and of keys up to the end of a unit, end here: positions are `i32`, and units have a bit beside them.
 pub(crate) const MAX_KEYS: usize = i32::MAX as usize;
+
+impl Default for SelectedKeys {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl SelectedKeys {
     /// Creates an empty selection, of no sequence, to be filled.
@@ -137,10 +143,12 @@ impl SelectedKeys {
         units.binary_search_by_key(&(key / self.unit), |&unit| (unit >> 1) as usize).ok().map(|at| units[at])
     }
 
-    /// Returns the first row of a sequence with a list that names one of some keys, and the first of these that it names.
+    /// Returns the first row of a sequence with a list that names one of some keys, and the first of these that it names. `None`
+    /// outside the selection.
     pub fn first_in(&self, sequence: usize, keys: Range<usize>) -> Option<(usize, usize)> {
-        let lists = (0..self.groups_of(sequence)).flat_map(|group| (0..self.heads).map(move |head| (group, head)));
-        lists.into_iter().find_map(|(group, head)| {
+        let groups = if sequence < self.sequences() { self.groups_of(sequence) } else { 0 };
+        let mut lists = (0..groups).flat_map(|group| (0..self.heads).map(move |head| (group, head)));
+        lists.find_map(|(group, head)| {
             let units = self.units_of(sequence, head, group);
             let first = units.partition_point(|&unit| ((unit >> 1) as usize + 1) * self.unit <= keys.start);
             let key = ((*units.get(first)? >> 1) as usize * self.unit).max(keys.start);

@@ -44,8 +44,7 @@ impl SelectedKeys {
         numbers: &[u32],
         asked: Option<&[bool]>,
     ) -> Result<(), SelectionError> {
-        self.begin(shape)?;
-        let filled = self.fill_ascending(starts, numbers, asked);
+        let filled = self.take_shape(shape).and_then(|()| self.fill_ascending(starts, numbers, asked));
         self.end(filled)
     }
 
@@ -63,8 +62,7 @@ impl SelectedKeys {
         shown: Rectangle<'_>,
         asked: Option<Rectangle<'_>>,
     ) -> Result<(), SelectionError> {
-        self.begin(shape)?;
-        let filled = self.fill_from_rectangles(kv_lens, shown, asked);
+        let filled = self.take_shape(shape).and_then(|()| self.fill_from_rectangles(kv_lens, shown, asked));
         self.end(filled)
     }
 
@@ -74,6 +72,12 @@ impl SelectedKeys {
     /// [`SelectionError`]; the lists are then empty.
     #[doc(hidden)] // for `sdpa`
     pub fn begin(&mut self, shape: SelectionShape<'_>) -> Result<(), SelectionError> {
+        let begun = self.take_shape(shape).and_then(|()| self.reserve_lists(0));
+        self.end(begun)
+    }
+
+    /// Clears the lists, and takes a shape, for whose lists there is no memory yet.
+    fn take_shape(&mut self, shape: SelectionShape<'_>) -> Result<(), SelectionError> {
         let SelectionShape { q_lens, heads, rows, unit } = shape;
         self.clear();
         if let Some((what, _)) =
@@ -94,14 +98,19 @@ impl SelectedKeys {
             all = all.saturating_add(q_len.div_ceil(rows));
             self.groups.push(all);
         }
-        let lists = all.saturating_mul(heads);
-        self.starts.try_reserve(lists.saturating_add(1)).map_err(|_| SelectionError::Memory { units: lists })?;
-        self.starts.push(0);
         Ok(())
     }
 
+    /// Makes room for the starts of all lists, and for a number of units. Sizes are checked before.
+    fn reserve_lists(&mut self, units: usize) -> Result<(), SelectionError> {
+        let lists = self.lists();
+        self.starts.try_reserve(lists.saturating_add(1)).map_err(|_| SelectionError::Memory { units: lists })?;
+        self.starts.push(0);
+        self.reserve(units)
+    }
+
     /// Makes room for a number of units beside those there are.
-    pub(crate) fn reserve(&mut self, units: usize) -> Result<(), SelectionError> {
+    fn reserve(&mut self, units: usize) -> Result<(), SelectionError> {
         self.units.try_reserve(units).map_err(|_| SelectionError::Memory { units })
     }
 
@@ -216,7 +225,7 @@ impl SelectedKeys {
             return Err(SelectionError::Starts { index, got: starts[index], least: starts[index - 1] });
         }
         size("last start", starts[lists], numbers.len())?;
-        self.reserve(numbers.len())?;
+        self.reserve_lists(numbers.len())?;
         self.partly_asked = asked.is_some_and(|asked| !asked.iter().all(|&asked| asked));
         for (n, ends) in starts.windows(2).enumerate() {
             let (list, _) = self.place(n);
@@ -239,13 +248,15 @@ impl SelectedKeys {
         }
         self.check_rectangle(&shown)?;
         asked.map_or(Ok(()), |asked| self.check_rectangle(&asked))?;
+        self.reserve_lists(0)?;
         self.partly_asked = asked.is_some();
         let mark = u32::from(asked.is_none());
         for n in 0..self.lists() {
             let (list, group) = self.place(n);
             let units = kv_lens[list.sequence].div_ceil(self.unit);
-            if units.saturating_mul(self.unit) > MAX_KEYS {
-                return Err(SelectionError::TooLarge { sequence: list.sequence, keys: kv_lens[list.sequence] });
+            let keys = units.saturating_mul(self.unit);
+            if keys > MAX_KEYS {
+                return Err(SelectionError::TooLarge { sequence: list.sequence, keys });
             }
             let start = self.units.len();
             self.add_places(&shown, list, group, units, mark)?;
@@ -289,27 +300,23 @@ impl SelectedKeys {
         }
     }
 
-    /// Iterates over the places of a list in a rectangle that count.
+    /// Iterates over the places of a list in a rectangle that count, and their numbers.
     fn places_of<'r>(
         &self,
         Rectangle { numbers, lens }: Rectangle<'r>,
         list: ListPlace,
         group: usize,
-    ) -> Result<impl Iterator<Item = (usize, i32)> + use<'r>, SelectionError> {
+    ) -> Result<impl ExactSizeIterator<Item = (usize, i32)> + use<'r>, SelectionError> {
         let [_, heads, groups, places] = numbers.shape();
-        let len = match lens {
-            None => places as i64,
-            Some(lens) if lens.len() == self.all_groups() => lens[group].into(),
-            Some(lens) => lens[list.sequence].into(),
+        let given = lens.map(|lens| lens[if lens.len() == self.all_groups() { group } else { list.sequence }]);
+        let len = match given.map(|got| (got, usize::try_from(got))) {
+            None => places,
+            Some((_, Ok(len))) if len <= places => len,
+            Some((got, _)) => return Err(SelectionError::Length { list, got: got.into(), places }),
         };
-        if !(0..=places as i64).contains(&len) {
-            return Err(SelectionError::Length { list, got: len, places });
-        }
         let (head, at) = (if heads == 1 { 0 } else { list.head }, [group / groups, group % groups]);
-        Ok((0..len as usize).filter_map(move |place| {
-            let number = *numbers.get([at[0], head, at[1], place])?;
-            (number != -1).then_some((place, number))
-        }))
+        let numbers = (0..len).map(move |place| (place, numbers.get([at[0], head, at[1], place])));
+        Ok(numbers.map(|(place, number)| (place, number.copied().unwrap_or(-1))))
     }
 
     /// Adds the numbers of a list in a rectangle, in the order of their places.
@@ -322,8 +329,8 @@ impl SelectedKeys {
         mark: u32,
     ) -> Result<(), SelectionError> {
         let places = self.places_of(*rectangle, list, group)?;
-        self.reserve(rectangle.numbers.shape()[3])?;
-        for (place, number) in places {
+        self.reserve(places.len())?;
+        for (place, number) in places.filter(|&(_, number)| number != -1) {
             match u32::try_from(number) {
                 Ok(number) if (number as usize) < units => self.units.push(2 * number + mark),
                 _ => return Err(SelectionError::Beyond { list, place, got: number.into(), units }),
