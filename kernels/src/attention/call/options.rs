@@ -123,7 +123,7 @@ pub struct Options<'a> {
     pub dropout_from: [usize; 2],
     /// Keys that rows select; they see no others.
     pub selected: Option<&'a SelectedKeys>,
-    /// Number of neighbouring rows whose heads follow one another in the [order of rows](crate::attention::call::row_order), if
+    /// Number of neighbouring rows whose heads follow one another in the order of rows (`row_order.rs`), if
     /// rows select no keys; by default all.
     pub together: Option<usize>,
 }
