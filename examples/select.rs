@@ -16,8 +16,7 @@ mod pictures;
 
 use arguments::{Given, Output, Program};
 use pictures::{Axis, HeatMap, Labels, Level, LineChart, Scale, Series, colour_bar, page, save};
-use sdpa::{Alignment, Attention, Inputs, Outputs, Point, SelectedKeys, SelectionShape, View, ViewMut};
-use std::cmp::Ordering;
+use sdpa::{Alignment, Attention, Exec, Inputs, Outputs, Point, SelectedKeys, TopK, View, ViewMut, Workspace, top_k};
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -38,7 +37,7 @@ const RUNS: usize = 5;
 const NOTE: &str = "\
 Weight: share of all keys' softmax that the chosen keys have, on average. Errors: of a row's output, as a
 vector, relative to its length over all keys. Rows share the reading of all keys; a list is read for one row.
-A model has cheaper scores to choose by (an indexer).";
+A model has cheaper scores to choose by (an indexer: `Attention::indexer`).";
 
 const DOCUMENTS: [&str; 10] = [
     include_str!("../docs/experiments.md"),
@@ -63,17 +62,18 @@ fn run(given: &Given) -> Result<(), Box<dyn Error>> {
     let text = Text::read();
     let (dense, of_all) = timed(|| text.attend(ROWS, None))?;
     let (_, of_last) = timed(|| text.attend(1, None))?;
+    let scores = text.scores()?;
     let start = Instant::now();
-    let ranked = text.ranked()?;
-    let ranking = start.elapsed().as_secs_f64() * 1e3;
+    text.lists(&scores, ROWS, NUMBERS[NUMBERS.len() - 1])?;
+    let choosing = start.elapsed().as_secs_f64() * 1e3;
     println!("{} words; the last {ROWS} look at all words before them; {HEADS} heads of {DIM}.", text.words);
     println!("All keys: {of_all:.2} ms, for the last word alone {of_last:.2} ms.");
-    println!("Scores of all keys and their order, once for all lists: {ranking:.0} ms.");
+    println!("Choosing the {} highest scores of each row and head: {choosing:.1} ms.", NUMBERS[NUMBERS.len() - 1]);
     println!("\nRows select the keys with the highest scores, each in each head:\n");
     println!("  keys    weight  median error  largest error       time  last word");
     let mut steps = Vec::new();
     for keys in NUMBERS.into_iter().filter(|&keys| keys + ROWS <= text.words) {
-        let [selected, last] = [lists(&ranked, ROWS, keys)?, lists(&ranked, 1, keys)?];
+        let [selected, last] = [text.lists(&scores, ROWS, keys)?, text.lists(&scores, 1, keys)?];
         let (answer, of_all) = timed(|| text.attend(ROWS, Some(&selected)))?;
         let (_, of_last) = timed(|| text.attend(1, Some(&last)))?;
         let errors = answer.errors(&dense);
@@ -83,7 +83,7 @@ fn run(given: &Given) -> Result<(), Box<dyn Error>> {
         steps.push(Step { keys, times: [of_all, of_last], median, largest });
     }
     println!("\n{NOTE}\n");
-    draw_keys(&text, &lists(&ranked, ROWS, PICTURED)?, given)?;
+    draw_keys(&text, &text.lists(&scores, ROWS, PICTURED)?, given)?;
     draw_errors(&steps, [of_all, of_last], given)
 }
 
@@ -150,13 +150,23 @@ impl Text {
         Ok(answer)
     }
 
-    /// Returns for each row of each head the keys with the highest scores, the highest first.
-    fn ranked(&self) -> Result<Vec<Vec<u32>>, sdpa::Error> {
+    /// Returns the scores of all keys, `[HEADS, ROWS, words]`.
+    fn scores(&self) -> Result<Vec<f32>, sdpa::Error> {
         let (mut out, mut scores) = (vec![0.0; HEADS * ROWS * DIM], vec![0.0; HEADS * ROWS * self.words]);
         let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, HEADS, ROWS, DIM])?)
             .scores(Point::Masked, ViewMut::bhld(&mut scores, [1, HEADS, ROWS, self.words])?);
         sdpa::attention(&attention(), self.inputs(ROWS)?, outputs)?;
-        Ok(scores.chunks_exact(self.words).map(|row| best(row, NUMBERS[NUMBERS.len() - 1])).collect())
+        Ok(scores)
+    }
+
+    /// Returns lists of the keys with the highest of these scores, for each of the last rows of each head.
+    fn lists(&self, scores: &[f32], rows: usize, keys: usize) -> Result<SelectedKeys, sdpa::Error> {
+        let of_row = [(ROWS * self.words) as isize, self.words as isize];
+        let strides = [0, of_row[0], of_row[1], 1];
+        let scores = View::from_strides(scores, (ROWS - rows) * self.words, [1, HEADS, rows, self.words], strides)?;
+        let mut selected = SelectedKeys::new();
+        top_k(scores, &TopK::new(keys), Exec::default(), &mut Workspace::new(), &mut selected)?;
+        Ok(selected)
     }
 }
 
@@ -187,33 +197,6 @@ fn sum(hashes: impl Iterator<Item = u64>, divisor: f32) -> [f32; DIM] {
         }
     }
     sums
-}
-
-/// Returns the keys with the highest scores, the highest first; of equal ones, the lower key.
-fn best(scores: &[f32], keys: usize) -> Vec<u32> {
-    let before = |&a: &u32, &b: &u32| -> Ordering { scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b)) };
-    let mut order: Vec<u32> =
-        (0..scores.len() as u32).filter(|&key| scores[key as usize] > f32::NEG_INFINITY).collect();
-    if keys < order.len() {
-        order.select_nth_unstable_by(keys, before);
-        order.truncate(keys);
-    }
-    order.sort_unstable_by(before);
-    order
-}
-
-/// Makes lists of the first keys of each of the last rows of each head.
-fn lists(ranked: &[Vec<u32>], rows: usize, keys: usize) -> Result<SelectedKeys, sdpa::Error> {
-    let (mut starts, mut numbers) = (vec![0], Vec::new());
-    for row in ranked.chunks_exact(ROWS).flat_map(|head| &head[ROWS - rows..]) {
-        let start = numbers.len();
-        numbers.extend_from_slice(&row[..keys.min(row.len())]);
-        numbers[start..].sort_unstable();
-        starts.push(numbers.len());
-    }
-    let mut selected = SelectedKeys::new();
-    selected.fill(SelectionShape { q_lens: &[rows], heads: HEADS, rows: 1, unit: 1 }, &starts, &numbers, None)?;
-    Ok(selected)
 }
 
 impl Answer {

@@ -16,7 +16,6 @@
 //! | element types | `f32`, [`Bf16`], [`F16`]: [`Tensor`], [`TensorMut`]; with the feature `half`, that crate's types |
 //! | settings | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
 //! | inputs | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
-//! | keys that rows select | [`SelectedKeys`], for [`Inputs::selected`]: of starts and numbers, or of a [`Rectangle`] |
 //! | outputs | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
 //! | your own functions | [`attention_with`] a [`Run`] of [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]; stock ones in [`masks`]), weights ([`WeightMod`]) |
 //! | gradients | [`attention_backward()`], [`attention_backward_with`]: [`Saved`] results to [`Gradients`] |
@@ -24,7 +23,7 @@
 //! | threads other than rayon's, deadlines | [`ThreadPool`], or an [`Executor`] of your own; [`Run`], for [`Problem::run_with`] |
 //! | keys in several parts | [`AttnState`], [`merge`]; on several machines: the module `parts`, with the feature of that name |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]); those of a model's layers: [`LayerCaches`] |
-//! | rows that choose their keys | [`Inputs::selected`] of [`SelectedKeys`]; an [`Indexer`] scores keys and selects by [`TopK`], [`top_k()`] by your own scores; [`widen_e4m3()`] |
+//! | rows that choose their keys | [`Inputs::selected`] of [`SelectedKeys`], made of starts and numbers or of a [`Rectangle`]; an [`Indexer`] scores keys and selects by [`TopK`], [`top_k()`] by your own scores; [`widen_e4m3()`] |
 //! | reference | [`naive`]: the oracle |
 //! | layers around attention, whole models | the crate `sdpa-layers` |
 //!

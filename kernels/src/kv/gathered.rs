@@ -22,17 +22,25 @@ pub(crate) const fn row_floats(dim: usize, bytes: usize) -> Option<usize> {
     }
 }
 
-/// Copies keys of `dims` elements and their values to `room`, if both are rows, and returns them there. What is no row stays where it
-/// is. Key `j` of `len` is row `row(j)`.
+/// Sizes of a block of keys and values that are gathered, and the room for it.
+pub(crate) struct Gathering<'r> {
+    /// Number of keys.
+    pub(crate) len: usize,
+    /// Lengths of a key and a value.
+    pub(crate) dims: [usize; 2],
+    pub(crate) room: &'r mut [f32],
+}
+
+/// Copies keys and their values to a room, if both are rows, and returns them there. What is no row stays where it is. Key `j` is row
+/// `row(j)`.
 ///
 /// # Safety
 /// There are these rows, of these lengths. The room outlives the result, and does not change meanwhile.
 pub(crate) unsafe fn gather<S: Simd>(
     s: S,
     (keys, values): (Keys, BlockValues),
-    [dim, value_dim]: [usize; 2],
-    (len, row): (usize, impl Fn(usize) -> usize + Copy),
-    room: &mut [f32],
+    Gathering { len, dims: [dim, value_dim], room }: Gathering<'_>,
+    row: impl Fn(usize) -> usize + Copy,
 ) -> (Keys, BlockValues) {
     // SAFETY: same contract.
     unsafe {
@@ -77,7 +85,10 @@ unsafe fn copy<S: Simd>(
                     if j + AHEAD < len {
                         prefetch(s, rows.at(row(j + AHEAD)).cast(), dim * rows.element_bytes());
                     }
-                    copy_row(rows, row(j), &mut to[..dim]);
+                    let (to, padding) = to.split_at_mut(dim);
+                    copy_row(rows, row(j), to);
+                    // Read with the last columns: what is there must be finite.
+                    padding.fill(Element::narrow(0.0));
                 }
             }
             Rows::strided(room.as_ptr(), step as isize, 1)
@@ -97,12 +108,14 @@ pub(crate) fn rows_memory(
         return;
     }
     // SAFETY: the callers have rows of the tensor. An address alone: nothing is accessed.
-    let (first, step) = unsafe { (x.rows(b, h, rows.start).first().at, step * x.dtype().bytes() as isize) };
+    let first = unsafe { x.rows(b, h, rows.start).first().at };
+    // A dimension that is never stepped along may have any stride.
+    let step = step.wrapping_mul(x.dtype().bytes() as isize);
     if step == bytes as isize {
         return f(first, rows.len() * bytes);
     }
     for row in 0..rows.len() as isize {
-        f(first.wrapping_offset(row * step), bytes);
+        f(first.wrapping_offset(row.wrapping_mul(step)), bytes);
     }
 }
 

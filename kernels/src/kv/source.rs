@@ -283,7 +283,7 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Number of floats of room for a block of keys and values that are gathered. `None` if it overflows.
-    pub fn gathered_floats(&self) -> Option<usize> {
+    pub(crate) fn gathered_floats(&self) -> Option<usize> {
         let packed = match &self.0 {
             Source::Tensors { .. } => None,
             Source::Pages(pages) => pages.pool().map(PackedPool::gathered_floats),

@@ -8,7 +8,7 @@ use crate::attention::call::row_mods::PanelClasses;
 use crate::attention::call::selection::KeyList;
 use crate::attention::scratch::{MAX_ROW_BLOCK, Regions};
 use crate::attention::steps::span::Spans;
-use crate::kv::gathered;
+use crate::kv::gathered::{self, Gathering};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
@@ -175,12 +175,12 @@ unsafe fn listed<S: Simd>(
     unsafe {
         if single && let Some(rows) = kv.head_rows(at) {
             let number = |j: usize| list.key(keys.start + j);
-            return gathered::gather(task.s, rows, dims, (keys.len(), number), room);
+            return gathered::gather(task.s, rows, Gathering { len: keys.len(), dims, room }, number);
         }
         let runs = list.runs(keys.clone()).map(|(key, len)| (first + key, len));
         let listed = kv.listed([source, head], runs, tables, room);
         match single && listed.0.are_scattered_rows() {
-            true => gathered::gather(task.s, listed, dims, (keys.len(), |j| j), room),
+            true => gathered::gather(task.s, listed, Gathering { len: keys.len(), dims, room }, |j| j),
             false => listed,
         }
     }

@@ -145,6 +145,7 @@ impl SelectedKeys {
 
     /// Returns the first row of a sequence with a list that names one of some keys, and the first of these that it names. `None`
     /// outside the selection.
+    #[doc(hidden)] // for `sdpa`
     pub fn first_in(&self, sequence: usize, keys: Range<usize>) -> Option<(usize, usize)> {
         let groups = if sequence < self.sequences() { self.groups_of(sequence) } else { 0 };
         let mut lists = (0..groups).flat_map(|group| (0..self.heads).map(move |head| (group, head)));

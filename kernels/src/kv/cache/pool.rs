@@ -172,7 +172,7 @@ impl PackedPool {
         rows: Range<usize>,
         f: &mut impl FnMut(*const u8, usize),
     ) {
-        self.store.sizes.memory_of(part, (self.page(page), head), rows, f);
+        self.store.sizes.memory_of(part, self.page(page), head, rows, f);
     }
 
     /// Number of floats of room that keys of several pages are gathered in; `None` if it overflows.

@@ -56,7 +56,7 @@ impl Cache {
         for Stretch { page, row, len } in in_blocks(keys) {
             let block = self.held(b, page);
             let sizes = self.store.sizes.with_rows(block.rows);
-            sizes.memory_of(part, (block.memory.floats(), h), row..row + len, f);
+            sizes.memory_of(part, block.memory.floats(), h, row..row + len, f);
         }
     }
 

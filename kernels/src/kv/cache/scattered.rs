@@ -253,7 +253,8 @@ impl Sizes {
     pub(super) fn memory_of(
         self,
         part: TokenPart,
-        (block, head): (&[f32], usize),
+        block: &[f32],
+        head: usize,
         rows: Range<usize>,
         f: &mut impl FnMut(*const u8, usize),
     ) {
