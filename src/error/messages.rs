@@ -52,11 +52,7 @@ impl fmt::Display for Error {
             Self::Row { argument, what, row, got, expected } => {
                 write!(f, "{argument}: {what} of row {row} is {got}, but must be {expected}")
             }
-            Self::Evicted { sequence, row, key, end } => write!(
-                f,
-                "cache: row {row} of sequence {sequence} sees key {key}, but the sliding cache has evicted keys before {end}: \
-                 the call has no window, or one that reaches further back than the cache keeps"
-            ),
+            Self::Evicted { sequence, row, key, end } => evicted(f, *sequence, *row, *key, *end),
             Self::Wider { side, got, keeps } => write!(
                 f,
                 "window: shows the {side} {got} keys, but the sliding cache was made to keep the {side} {keeps}"
@@ -102,6 +98,14 @@ fn too_short(f: &mut fmt::Formatter<'_>, argument: &str, sequence: usize, [got, 
     write!(
         f,
         "{argument}: {got}, but must be at least {least} for sequence {sequence}: the sliding cache has evicted {evicted}"
+    )
+}
+
+fn evicted(f: &mut fmt::Formatter<'_>, sequence: usize, row: usize, key: usize, end: usize) -> fmt::Result {
+    write!(
+        f,
+        "cache: row {row} of sequence {sequence} sees key {key}, but the sliding cache has evicted keys before {end}: \
+         the call has no window, or one that reaches further back than the cache keeps"
     )
 }
 

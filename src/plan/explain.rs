@@ -137,22 +137,6 @@ impl Plan {
             let many = problem.longest_rows() > MEMORY_BOUND_ROWS && self.tiling.task_rows() > MEMORY_BOUND_ROWS;
             note(v.strides()[3] == 1 && whole && far && many, "values are copied: their rows are 4 KiB or more apart");
         }
-        if call.precision == Precision::Native {
-            let isa = self.isa;
-            note(!isa.has_native_bf16(), &format!("{isa} has no fast bf16 dot product here; Native has no effect"));
-            note(
-                !call.kv.dtypes().contains(&Some(Dtype::Bf16)),
-                "neither keys nor values are bfloat16; Native has no effect",
-            );
-            let pairs = call.kv.dtypes() != [None; 2] && call.rates(isa).products != [1.0; 2];
-            note(pairs, "bfloat16 is multiplied as it is");
-        }
-        let accurate = call.precision == Precision::Accurate;
-        note(
-            accurate && self.isa.matrix_unit().is_err(),
-            &format!("{} has no matrix unit; Accurate has no effect", self.isa),
-        );
-        note(accurate && call.kv.dtypes() == [None; 2], "keys and values are integers; Accurate has no effect");
         note(
             self.tiling.pack_keys() < KEY_BLOCK,
             "head_dim is large: keys are packed in parts, again for every row block",
@@ -179,9 +163,32 @@ impl Plan {
         );
         note(problem.checked.outputs().key_weight_sums.is_some(), "key weight sums take two more QKᵀ, uncounted here");
         note(self.workers == 1, "one thread: more were not offered, or would not pay");
+        notes.extend(self.precision_notes(call));
         notes.extend(self.unit_note(problem).map(str::to_string));
         notes.extend(slow_build(OPT_LEVEL));
         notes
+    }
+
+    /// Returns remarks on the precision of products: what it changes here, or why nothing.
+    fn precision_notes(&self, call: &Call<'_>) -> Vec<String> {
+        let (isa, dtypes) = (self.isa, call.kv.dtypes());
+        let native = call.precision == Precision::Native;
+        let accurate = call.precision == Precision::Accurate;
+        let pairs = dtypes != [None; 2] && call.rates(isa).products != [1.0; 2];
+        let notes = [
+            (
+                native && !isa.has_native_bf16(),
+                format!("{isa} has no fast bf16 dot product here; Native has no effect"),
+            ),
+            (
+                native && !dtypes.contains(&Some(Dtype::Bf16)),
+                "neither keys nor values are bfloat16; Native has no effect".to_string(),
+            ),
+            (native && pairs, "bfloat16 is multiplied as it is".to_string()),
+            (accurate && isa.matrix_unit().is_err(), format!("{isa} has no matrix unit; Accurate has no effect")),
+            (accurate && dtypes == [None; 2], "keys and values are integers; Accurate has no effect".to_string()),
+        ];
+        notes.into_iter().filter_map(|(when, note)| when.then_some(note)).collect()
     }
 
     /// Returns a remark on the machine's matrix unit, if it has one: whether it multiplies, or why not.

@@ -1,4 +1,7 @@
-//! Rows that choose their keys: index scores and lists against the oracle, bits, every source, hostile numbers, memory, refusals.
+//! Rows that choose their keys: index scores and lists against the oracle, bits, every source, hostile numbers, memory.
+
+mod refusals;
+mod top_k;
 
 use crate::counting::counted;
 use crate::kv_support::{Pool, append_tokens, cache_of, empty_cache, every_format};
@@ -6,8 +9,8 @@ use crate::options::Case;
 use crate::positions::{random_case, random_positions};
 use crate::support::{Layout, Rng, Tensor, UNWRITTEN, assert_close, assert_same_bits, distance, execs, fewer, largest};
 use sdpa::{
-    Alignment, Attention, Bf16, Error, Exec, Inputs, Precision, SelectedKeys, SelectionError, TopK, View, ViewMut,
-    Workspace, naive, top_k, widen_e4m3,
+    Alignment, Attention, Bf16, Error, Exec, Inputs, Precision, SelectedKeys, TopK, View, ViewMut, Workspace, naive,
+    top_k, widen_e4m3,
 };
 
 /// A call of an indexer.
@@ -82,6 +85,19 @@ fn causal(rng: &mut Rng, sizes: [usize; 7]) -> Case {
 
 fn list(selected: &SelectedKeys, [b, head, row]: [usize; 3]) -> Vec<usize> {
     selected.numbers(b, head, row).expect("a row").collect()
+}
+
+fn random_rule(rng: &mut Rng, keys: usize) -> TopK {
+    let k = rng.pick(&[1, 2, 16, 100, keys.max(1), 2 * keys + 1]);
+    let (first, last) = (rng.pick(&[0, 0, 1, 5, keys]), rng.pick(&[0, 0, 1, 7, keys]));
+    TopK { first, last, rows: rng.pick(&[1, 1, 2, 5, 1000]), unit: rng.pick(&[1, 4]), ..TopK::new(k) }
+}
+
+/// The largest of the scores of a list's rows, by the order that the rule states.
+fn shared(rows: &[&[f32]]) -> Vec<f32> {
+    let rank = |x: f32| if x == f32::NEG_INFINITY { (0, 0.0) } else { (1 + i32::from(!x.is_nan()), x) };
+    let larger = |a: f32, b: f32| if rank(b).0 > rank(a).0 || rank(b).0 == rank(a).0 && b > a { b } else { a };
+    (0..rows[0].len()).map(|j| rows.iter().map(|row| row[j]).reduce(larger).expect("a row")).collect()
 }
 
 #[test]
@@ -213,131 +229,6 @@ fn e4m3_is_exact() {
     assert!(matches!(error, Error::Mismatch { got: 255, expected: 256, .. }), "{error}");
 }
 
-/// A row of scores with many equals, hidden keys, zeros of both signs, infinities and NaN.
-fn hostile(rng: &mut Rng, keys: usize) -> Vec<f32> {
-    let kinds = rng.pick(&[2, 10, 1000]);
-    let odd = rng.pick(&[0, 0, 3, 50]);
-    let mut score = || match rng.below(kinds) {
-        0 => rng.pick(&[0.0, -0.0]),
-        n if odd > 0 && rng.below(odd) == 0 => {
-            let _ = n;
-            rng.pick(&[f32::NEG_INFINITY, f32::NAN, -f32::NAN, f32::INFINITY, f32::MAX, f32::MIN, 1e-45])
-        }
-        n if kinds < 1000 => n as f32 - 3.0,
-        _ => rng.normal(),
-    };
-    (0..keys).map(|_| score()).collect()
-}
-
-fn random_rule(rng: &mut Rng, keys: usize) -> TopK {
-    let k = rng.pick(&[1, 2, 16, 100, keys.max(1), 2 * keys + 1]);
-    let (first, last) = (rng.pick(&[0, 0, 1, 5, keys]), rng.pick(&[0, 0, 1, 7, keys]));
-    TopK { first, last, rows: rng.pick(&[1, 1, 2, 5, 1000]), unit: rng.pick(&[1, 4]), ..TopK::new(k) }
-}
-
-/// The largest of the scores of a list's rows, by the order that the rule states.
-fn shared(rows: &[&[f32]]) -> Vec<f32> {
-    let rank = |x: f32| if x == f32::NEG_INFINITY { (0, 0.0) } else { (1 + i32::from(!x.is_nan()), x) };
-    let larger = |a: f32, b: f32| if rank(b).0 > rank(a).0 || rank(b).0 == rank(a).0 && b > a { b } else { a };
-    (0..rows[0].len()).map(|j| rows.iter().map(|row| row[j]).reduce(larger).expect("a row")).collect()
-}
-
-#[test]
-fn top_k_agrees_with_the_oracle() {
-    for seed in 0..fewer(300) {
-        let rng = &mut Rng::new(seed ^ 0x709);
-        let (batch, heads, rows) = (rng.pick(&[1, 2]), rng.pick(&[1, 3]), rng.pick(&[1, 7]));
-        let keys = rng.pick(&[0, 1, 15, 64, 300, 9000, 20_000]);
-        let data = hostile(rng, batch * heads * rows * keys);
-        let dense =
-            Tensor { data, shape: [batch, heads, rows, keys], ..Tensor::filled([batch, heads, rows, keys], 0.0) };
-        let layout = rng.pick(&[Layout::Bhld, Layout::Bhld, Layout::Spread, Layout::Transposed]);
-        let scores = if keys == 0 { dense.clone() } else { dense.laid_out(layout) };
-        let rule = random_rule(rng, keys);
-        for (isa, exec) in execs() {
-            for exec in [exec, Exec::default().threads(2).isa(isa)] {
-                let mut selected = SelectedKeys::new();
-                top_k(scores.view(), &rule, exec, &mut Workspace::new(), &mut selected).expect("a good rule");
-                assert_eq!((selected.heads(), selected.rows(), selected.unit()), (heads, rule.rows, rule.unit));
-                for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
-                    for first in (0..rows).step_by(rule.rows) {
-                        let of_list: Vec<&[f32]> = (first..rows.min(first + rule.rows))
-                            .map(|l| &dense.data[((b * heads + h) * rows + l) * keys..][..keys])
-                            .collect();
-                        let expected = naive::top_k(&shared(&of_list), &rule);
-                        assert_eq!(
-                            list(&selected, [b, h, first]),
-                            expected,
-                            "seed {seed}, {isa}, {rule:?}, {b} {h} {first}"
-                        );
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Rows with periods that a sample may fall in with, and all equal.
-#[test]
-fn samples_that_mislead_change_nothing() {
-    let keys = 40_000;
-    type Row = fn(usize) -> f32;
-    let rows: [Row; 5] = [
-        |j| if j.is_multiple_of(78) { 5.0 } else { (j % 77) as f32 / 100.0 },
-        |_| 1.0,
-        |j| if j < 39_000 { f32::NEG_INFINITY } else { j as f32 },
-        |j| -(j as f32),
-        |j| if j % 100 == 3 { f32::NAN } else { f32::NEG_INFINITY },
-    ];
-    for (n, row) in rows.iter().enumerate() {
-        let data: Vec<f32> = (0..keys).map(row).collect();
-        for k in [1, 500, 2048, 4999] {
-            for (isa, exec) in execs() {
-                let mut selected = SelectedKeys::new();
-                let view = View::bhld(&data, [1, 1, 1, keys]).unwrap();
-                top_k(view, &TopK::new(k), exec, &mut Workspace::new(), &mut selected).unwrap();
-                assert_eq!(list(&selected, [0; 3]), naive::top_k(&data, &TopK::new(k)), "row {n}, {k} keys, {isa}");
-            }
-        }
-    }
-}
-
-/// The weights of the chosen keys reach the share, and would not without the last of them.
-#[test]
-fn shares_are_reached() {
-    for seed in 0..fewer(60) {
-        let rng = &mut Rng::new(seed ^ 0x5a7e);
-        let keys = rng.pick(&[1, 40, 3000]);
-        let data: Vec<f32> =
-            (0..keys).map(|_| if rng.below(5) == 0 { f32::NEG_INFINITY } else { 3.0 * rng.normal() }).collect();
-        let share = rng.pick(&[0.01, 0.5, 0.9, 1.0]);
-        let rule = TopK { share: Some(share), ..random_rule(rng, keys) };
-        let rule = TopK { rows: 1, ..rule };
-        for (isa, exec) in execs() {
-            let mut selected = SelectedKeys::new();
-            let view = View::bhld(&data, [1, 1, 1, keys]).unwrap();
-            top_k(view, &rule, exec, &mut Workspace::new(), &mut selected).unwrap();
-            let got = list(&selected, [0; 3]);
-            // The sums of f32 may end a key before or after those of f64.
-            let by = |slack: f32| {
-                let share = (share + slack).clamp(1e-6, 1.0);
-                naive::top_k(&data, &TopK { share: Some(share), ..rule }).len()
-            };
-            let what = format!("seed {seed}, {isa}, {rule:?}");
-            assert!((by(-1e-4)..=by(1e-4)).contains(&got.len()), "{what}: {} keys", got.len());
-            assert_eq!(
-                got,
-                {
-                    let k = TopK { k: got.len().max(1), share: None, ..rule };
-                    let all = naive::top_k(&data, &k);
-                    if got.is_empty() { Vec::new() } else { all }
-                },
-                "{what}"
-            );
-        }
-    }
-}
-
 /// Lists are those of the scores, whatever rows share them.
 #[test]
 fn selections_are_those_of_the_scores() {
@@ -432,47 +323,4 @@ fn hostile_numbers_stay_where_they_are() {
         let expected: Vec<usize> = (0..298).filter(|&key| key != 280).take(200).collect();
         assert_eq!(list(&index.select(&TopK::new(200), exec), [0, 0, 1]), expected, "{isa}");
     }
-}
-
-#[test]
-fn what_does_not_fit_is_refused() {
-    let rng = &mut Rng::new(8);
-    let case = Case::plain(rng, [2, 4, 2, 3, 5, 6, 6]);
-    let attention = Attention::new();
-    let message = |weights: [usize; 4]| {
-        let weights = Tensor::filled(weights, 0.0);
-        attention.indexer(case.inputs(), weights.view()).map(drop).unwrap_err().to_string()
-    };
-    assert_eq!(message([2, 3, 3, 1]), "weights: heads is 3, but q has 4");
-    assert_eq!(message([2, 4, 3, 2]), "weights: last dimension is 2, but must be 1 (one value a row)");
-    let weights = weights_of(&case, rng);
-    let error = case.attention().causal().indexer(case.inputs(), weights.view()).map(drop).unwrap_err();
-    assert!(matches!(error, Error::Unaligned { rule: "causal", .. }), "{error}");
-    let (lists, exec) = (Index::of(&case, &weights).select(&TopK::new(2), Exec::serial()), Exec::serial());
-    let error = attention.indexer(case.inputs().selected(&lists), weights.view()).map(drop).unwrap_err();
-    assert_eq!(error.to_string(), "index scores: needs all keys, not lists of them");
-    let indexer = attention.indexer(case.inputs(), weights.view()).unwrap();
-    let mut out = vec![42.0; 2 * 2 * 3 * 6];
-    let error =
-        indexer.scores(ViewMut::bhld(&mut out, [2, 2, 3, 6]).unwrap(), exec, &mut Workspace::new()).unwrap_err();
-    assert_eq!(error.to_string(), "index scores: columns is 6, but the call has 5");
-    assert!(out.iter().all(|&x| x == 42.0));
-    let factors = Tensor::filled([2, 2, 4, 1], 1.0);
-    assert_eq!(indexer.key_factors(factors.view()).unwrap_err().to_string(), "key factors: rows is 4, but k has 5");
-    let rules = [
-        (TopK::new(0), "top_k: k is 0, but must be at least 1"),
-        (TopK { rows: 0, ..TopK::new(1) }, "top_k: rows is 0, but must be at least 1"),
-        (TopK { unit: 0, ..TopK::new(1) }, "top_k: unit is 0, but must be at least 1"),
-        (TopK { share: Some(1.5), ..TopK::new(1) }, "share of top_k: 1.5, but must be above 0 and at most 1"),
-        (TopK { share: Some(f32::NAN), ..TopK::new(1) }, "share of top_k: NaN, but must be above 0 and at most 1"),
-    ];
-    for (rule, expected) in rules {
-        let mut selected = lists.clone();
-        let view = View::bhld(&[1.0, 2.0], [1, 1, 1, 2]).unwrap();
-        let error = top_k(view, &rule, exec, &mut Workspace::new(), &mut selected).unwrap_err();
-        assert_eq!((error.to_string().as_str(), selected.sequences()), (expected, 0));
-    }
-    let view = View::bhld(&[], [1, 0, 1, 2]).unwrap();
-    let error = top_k(view, &TopK::new(1), exec, &mut Workspace::new(), &mut SelectedKeys::new()).unwrap_err();
-    assert!(matches!(error, Error::Selection(SelectionError::Empty { what: "heads" })), "{error}");
 }

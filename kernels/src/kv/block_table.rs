@@ -212,6 +212,15 @@ impl fmt::Display for PageError {
             Self::Position { sequence, place, got, len } => {
                 write!(f, "positions: place {place} is {got}, but sequence {sequence} has {len} keys")
             }
+            Self::Slot { .. } | Self::SlotBeyond { .. } | Self::SlotTwice { .. } => self.slot_message(f),
+        }
+    }
+}
+
+impl PageError {
+    /// Writes the message of an error in slots.
+    fn slot_message(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Self::Slot { sequence, place, got } => {
                 write!(f, "slots: place {place} is {got}, which is in no page of sequence {sequence}")
             }
@@ -223,6 +232,7 @@ impl fmt::Display for PageError {
                 f,
                 "slots: place {place} is {got}, which is both position {a} and position {b} of sequence {sequence}"
             ),
+            _ => Ok(()),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Task of a pass: a set of query rows that share a key/value head, and the call, outputs and tiling they need.
 
+use crate::attention::blocks::block_positions::{BlockPositions, PositionRule};
 use crate::attention::call::blocks::Blocks;
 use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::mods::Position;
@@ -8,7 +9,7 @@ use crate::attention::call::outputs::Outputs;
 use crate::attention::call::row_mods::{Given, RowMods, RowRun};
 use crate::attention::call::row_order::RowAt;
 use crate::attention::call::selection::KeyList;
-use crate::attention::call::visibility::{VisiblePositions, least_and_most};
+use crate::attention::call::visibility::VisiblePositions;
 use crate::attention::call::{Call, RowSet, Sequence};
 use crate::attention::products::Products;
 use crate::attention::scratch::{MAX_ROW_BLOCK, Tiling};
@@ -242,7 +243,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         let (kv, source, rule, list) = (&self.call.kv, self.seq.source, self.rule_of_positions(), self.list);
         let numbers = self.blocks.within(keys.start.div_ceil(KEY_BLOCK)..keys.end.div_ceil(KEY_BLOCK));
         let firsts = numbers.map(|number| number * KEY_BLOCK);
-        firsts.filter(move |&first| (list.is_some() || kv.holds(source, first)) && may_be_seen(rule, first))
+        let held = move |first| list.is_some() || kv.holds(source, first);
+        firsts.filter(move |&first| held(first) && rule.is_none_or(|rule| rule.may_show(first)))
     }
 
     /// Number of keys that the task computes, hidden ones too: those that the rows select, or all of the sequence.
@@ -294,8 +296,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     /// Returns true if every row sees all of some keys of a block by the range rules.
     pub(crate) fn shows_all(&self, keys: Range<usize>) -> bool {
-        if let Some(PositionRule { keys: positions, seen: [_, all] }) = self.rule_of_positions() {
-            return all.has_all(positions.ends(keys.start));
+        if let Some(rule) = self.rule_of_positions() {
+            return rule.shows_all(keys.start);
         }
         let [first, last] = self.positions();
         self.call.visible.shows_all(first, last, self.seq.kv_len, keys)
@@ -374,41 +376,4 @@ fn blocks_of(set: &RowSet<'_>, seq: &Sequence, call: &Call<'_>, list: Option<Key
         return Blocks::all(list.len());
     }
     set.blocks.copied().unwrap_or_else(|| call.blocks(set.sequence, seq, set.rows.clone()))
-}
-
-/// Positions of the keys of a task, by blocks.
-#[derive(Clone, Copy)]
-struct BlockPositions<'t> {
-    given: Option<&'t [i32]>,
-    list: Option<KeyList<'t>>,
-    len: usize,
-}
-
-impl BlockPositions<'_> {
-    /// Returns the least and the greatest position of the keys of the block that starts at key `first`.
-    fn ends(self, first: usize) -> [i32; 2] {
-        let keys = first..self.len.min(first + KEY_BLOCK);
-        match (self.given, self.list) {
-            (Some(given), None) => least_and_most(&given[keys]),
-            // In order.
-            (None, Some(list)) => [keys.start, keys.end - 1].map(|key| list.key(key) as i32),
-            (Some(given), Some(list)) => {
-                let runs = list.runs(keys).map(|(key, len)| least_and_most(&given[key..key + len]));
-                runs.fold([i32::MAX, i32::MIN], |[a, b], [least, most]| [a.min(least), b.max(most)])
-            }
-            (None, None) => unreachable!("keys without positions of their own"),
-        }
-    }
-}
-
-/// Positions of keys, and those that some row and that every row of a task sees.
-#[derive(Clone, Copy)]
-struct PositionRule<'t> {
-    keys: BlockPositions<'t>,
-    seen: [VisiblePositions; 2],
-}
-
-/// Returns true if some row may see a key of the block that starts at key `first`.
-fn may_be_seen(rule: Option<PositionRule<'_>>, first: usize) -> bool {
-    rule.is_none_or(|PositionRule { keys, seen: [some, _] }| some.may_have(keys.ends(first)))
 }
