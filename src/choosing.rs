@@ -50,8 +50,11 @@ const CHOICE_FLOPS: f64 = 12.0;
 pub struct Indexer<'a>(IndexCall<'a>);
 
 impl Attention {
-    /// Binds the inputs of an [`Indexer`] and the weights `[batch, heads, q_len, 1]` of its rows and heads, and checks them. If
-    /// sequences are ragged, weights lie as queries do.
+    /// Binds the inputs of an [`Indexer`] and its weights `[batch, heads, q_len, 1]`, one for each query row and head, and checks
+    /// them. Of ragged sequences they are `[1, heads, all rows, 1]`.
+    ///
+    /// Weights that lie as a projection leaves them, `[batch, q_len, heads]`, are `View::blhd(&weights, [batch, q_len, heads, 1])`. If
+    /// they include 1/√`head_dim` already, set the scale to 1: a factor changes no order, but it changes [`TopK::share`].
     ///
     /// # Errors
     /// Any [`Error`] of [`Self::problem`] that concerns inputs; [`Error::Mismatch`] or [`Error::Size`] of weights;
@@ -117,13 +120,13 @@ impl<'a> Indexer<'a> {
 
     /// Fills lists of the keys that rows choose by their scores: one list for each key/value head.
     ///
-    /// Scores of a few rows are held at a time: at most 4 MiB for each thread, or those of the least number of rows that are
-    /// computed together (16 or those of a list). Complexity: that of [`Self::scores`], and a read of the scores. A warm call
+    /// Scores of some rows are held at a time: 4 MiB for each thread, or those of 16 rows or of the rows of a list if these take
+    /// more. Complexity: that of [`Self::scores`], and a read of the scores. A warm call
     /// allocates nothing, and lists that have been as long before do not grow.
     ///
     /// # Errors
-    /// [`Error::Empty`] or [`Error::Number`] of the rule, [`Error::Selection`] of the lists, [`Error::Memory`]; the lists are then
-    /// empty.
+    /// [`Error::Empty`] or [`Error::Number`] of the rule, [`Error::Range`] if the keys have no numbers in units,
+    /// [`Error::Selection`] of the lists, [`Error::Memory`]; the lists are then empty.
     pub fn select(
         &self,
         rule: &TopK,
@@ -183,8 +186,11 @@ impl<'a> Indexer<'a> {
     }
 }
 
-/// Fills lists of the keys with the largest of given scores, `[batch, heads, rows, keys]`: a list for each head and
-/// [`TopK::rows`] rows. A score of −∞ hides its key; ties go to the lower key.
+/// Fills lists of the keys with the largest of given scores, `[batch, heads, q_len, keys]`: a list for each sequence, head and
+/// [`TopK::rows`] query rows. `heads` is 1, or the key/value heads or query heads of the attention call.
+///
+/// No rule is applied: a score of −∞ hides its key. Ties go to the lower key. Every sequence has `q_len` rows; for ragged ones use
+/// [`Indexer::select`].
 ///
 /// Complexity: a read of the scores if `k` is small against the keys (a sample tells which scores are large enough), otherwise
 /// four. A warm call allocates nothing.

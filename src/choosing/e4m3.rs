@@ -25,7 +25,7 @@ const WIDENED: [u16; 256] = {
 };
 
 /// Widens numbers of eight bits, OCP FP8 E4M3FN (`float8_e4m3fn`), to bfloat16, exactly: sign, four bits of exponent (bias 7), three
-/// of fraction; no infinities. The codes 0x7f and 0xff become NaN.
+/// of fraction; no infinities. The codes 0x7f and 0xff become NaN. Scales of keys are [factors](crate::Indexer::key_factors) of an indexer.
 ///
 /// ```
 /// use sdpa::{Bf16, widen_e4m3};

@@ -179,7 +179,7 @@ pub use sdpa_kernels::SelectionShape;
 /// ```
 /// use sdpa::TopK;
 /// let tokens = TopK::new(2048); // as in DeepSeek V3.2
-/// // 16 blocks of 128 keys for 128 rows: the first, that of the row and the best others.
+/// // Scores of pooled keys, one for 128: 16 blocks for 128 rows, the first, the last that these rows see, and the best others.
 /// let blocks = TopK { first: 1, last: 1, rows: 128, unit: 128, ..TopK::new(16) };
 /// let by_mass = TopK { share: Some(0.95), ..tokens };
 /// # let _ = (blocks, by_mass);

@@ -21,6 +21,10 @@ use sdpa_kernels::{TopK, View};
 ///
 /// # Errors
 /// As [`oracle`].
+///
+/// # Panics
+/// If `weights` or `factors` have fewer rows or heads than [`Attention::indexer`] and
+/// [`Indexer::key_factors`](crate::Indexer::key_factors) ask for.
 pub fn index_scores(
     attention: &Attention,
     inputs: &Inputs<'_>,
@@ -61,7 +65,7 @@ pub fn index_scores(
     Ok(all)
 }
 
-/// Chooses keys of one row by a rule, as [`TopK`] defines it: their numbers, ascending.
+/// Chooses keys of one row by a rule, as [`TopK`] defines it: their numbers, ascending. `rows` and `unit` have no effect.
 ///
 /// ```
 /// use sdpa::{TopK, naive};
@@ -72,7 +76,9 @@ pub fn top_k(scores: &[f32], rule: &TopK) -> Vec<usize> {
     let last = seen.last().map_or(0, |last| (last + 1).saturating_sub(rule.last));
     let forced = |key: usize| key < rule.first || key >= last;
     let rank = |key: usize| if scores[key].is_nan() { f32::NEG_INFINITY } else { scores[key] + 0.0 };
-    let total: f64 = seen.iter().map(|&key| f64::from(scores[key]).exp()).sum();
+    let most = seen.iter().fold(f32::NEG_INFINITY, |most, &key| most.max(scores[key]));
+    let weight = |key: usize| (f64::from(scores[key]) - f64::from(most)).exp();
+    let total: f64 = seen.iter().map(|&key| weight(key)).sum();
     // Stable: of equals the lower stays first.
     seen.sort_by(|&a, &b| {
         let by_score = || if forced(a) { core::cmp::Ordering::Equal } else { rank(b).total_cmp(&rank(a)) };
@@ -82,7 +88,7 @@ pub fn top_k(scores: &[f32], rule: &TopK) -> Vec<usize> {
     if let Some(share) = rule.share.filter(|_| total.is_finite()) {
         let mut sum = 0.0;
         let reached = seen.iter().position(|&key| {
-            sum += f64::from(scores[key]).exp();
+            sum += weight(key);
             sum >= f64::from(share) * total
         });
         seen.truncate(reached.map_or(seen.len(), |place| place + 1));

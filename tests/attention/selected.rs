@@ -7,7 +7,7 @@ use crate::options::{Case, Full, Wanted, check_against_oracle, kept};
 use crate::positions::{random_case, random_positions};
 use crate::support::{Rng, Tensor, assert_same_bits, execs, fewer, indices};
 use core::ops::Range;
-use sdpa::{Inputs, Rectangle, SelectedKeys, SelectionError, SelectionShape, View};
+use sdpa::{Exec, Inputs, Rectangle, SelectedKeys, SelectionError, SelectionShape, View, Workspace};
 
 /// Random lists for the rows of a case: of any shape, some empty, some of all keys.
 pub(crate) fn random_lists(rng: &mut Rng, case: &Case) -> SelectedKeys {
@@ -145,7 +145,18 @@ fn a_list_has_the_bits_of_a_call_over_its_keys() {
     }
 }
 
-/// In every format: whatever is gathered, copied or read in place has the bits of a cache of the listed tokens alone.
+/// Memory in which a call has left NaN.
+fn used_workspace(exec: Exec) -> Workspace {
+    let nan = |shape| Tensor::filled(shape, f32::from_bits(u32::MAX));
+    let (q, k, v) = (nan([1, 1, 40, 300]), nan([1, 1, 260, 300]), nan([1, 1, 260, 301]));
+    let case = Case { q, k, v, ..Case::plain(&mut Rng::new(0), [1, 1, 1, 40, 260, 300, 301]) };
+    let (mut full, mut workspace) = (case.unwritten(Wanted::LEAST), Workspace::new());
+    case.run_over_into(case.inputs(), exec, &mut full, &mut workspace);
+    workspace
+}
+
+/// In every format: whatever is gathered, copied or read in place has the bits of a cache of the listed tokens alone, whatever
+/// calls used the workspace before.
 #[test]
 fn lists_over_caches_are_caches_of_the_listed_tokens() {
     for seed in 0..fewer(24) {
@@ -160,7 +171,8 @@ fn lists_over_caches_are_caches_of_the_listed_tokens() {
                 append_tokens(&mut cache, b, &[&case.k, &case.v].map(|x| x.part(b..b + 1, 0..2, 0..keys)))
             });
             for (isa, exec) in execs() {
-                let full = case.run_over(Inputs::cached(case.q.view(), &cache), exec, Wanted::LEAST);
+                let (mut full, mut workspace) = (case.unwritten(Wanted::LEAST), used_workspace(exec));
+                case.run_over_into(Inputs::cached(case.q.view(), &cache), exec, &mut full, &mut workspace);
                 for list in lists(&case) {
                     let (b, what) = (list.b, format!("seed {seed}, {format}, {isa}, {b} {:?}", list.rows, b = list.b));
                     let mut own = empty.clone();
@@ -250,4 +262,16 @@ fn places_that_do_not_count_need_no_memory() {
     assert_eq!(selected.numbers(0, 0, 0).into_iter().flatten().collect::<Vec<_>>(), [2]);
     let too_large = selected.fill_padded(SelectionShape { unit: 1 << 31, ..shape }, &[5], one, None);
     assert_eq!(too_large, Err(SelectionError::TooLarge { sequence: 0, keys: 1 << 31 }));
+}
+
+#[test]
+fn keys_are_counted_below_any_length() {
+    let shape = SelectionShape { q_lens: &[1], heads: 1, rows: 1, unit: 3 };
+    let mut selected = SelectedKeys::new();
+    selected.fill(shape, &[0, 3], &[0, 2, 5], None).expect("good lists");
+    for kv_len in 0..25 {
+        let expected = (0..kv_len).filter(|&key| selected.names(0, 0, 0, key)).count();
+        assert_eq!(selected.key_count(0, 0, 0, kv_len), expected, "{kv_len}");
+    }
+    assert_eq!(selected.key_count(0, 0, 1, 9), 0);
 }

@@ -8,6 +8,7 @@ use crate::kv::gathered::{self, rows_memory};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::pages::Pages;
 use crate::matmul::int4::Int4;
+use crate::simd::LANES;
 use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::element::Dtype;
 use crate::tensor::misfit::{Misfit, same_rows};
@@ -294,6 +295,17 @@ impl<'a> KeyValues<'a> {
             let [key, value] = [0, 1].map(|n| gathered::row_floats(self.dims()[n], bytes[n]));
             key?.checked_add(value?)
         })
+    }
+
+    /// Returns true if padding of gathered keys and values is read: of packed ones in groups, of values that end inside a panel.
+    pub(crate) fn reads_gathered_padding(&self) -> bool {
+        let packed = match &self.0 {
+            Source::Tensors { .. } => false,
+            Source::Pages(pages) => pages.pool().is_some(),
+            Source::Cache(_) => true,
+        };
+        let single = |dtype: Option<Dtype>| matches!(dtype, Some(Dtype::F32 | Dtype::F16));
+        packed && !(self.dtypes().into_iter().all(single) && self.dims()[1].is_multiple_of(LANES))
     }
 
     /// Returns all keys and values of head `h` of sequence `b` from key `first` on, if they are rows of tensors.

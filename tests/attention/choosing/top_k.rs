@@ -86,8 +86,9 @@ fn shares_are_reached() {
     for seed in 0..fewer(60) {
         let rng = &mut Rng::new(seed ^ 0x5a7e);
         let keys = rng.pick(&[1, 40, 3000]);
-        let data: Vec<f32> =
-            (0..keys).map(|_| if rng.below(5) == 0 { f32::NEG_INFINITY } else { 3.0 * rng.normal() }).collect();
+        let middle = rng.pick(&[0.0, 0.0, 1000.0, -1000.0]);
+        let mut score = || if rng.below(5) == 0 { f32::NEG_INFINITY } else { middle + 3.0 * rng.normal() };
+        let data: Vec<f32> = (0..keys).map(|_| score()).collect();
         let share = rng.pick(&[0.01, 0.5, 0.9, 1.0]);
         let rule = TopK { share: Some(share), ..random_rule(rng, keys) };
         let rule = TopK { rows: 1, ..rule };

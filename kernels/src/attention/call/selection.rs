@@ -120,10 +120,13 @@ impl SelectedKeys {
         inside.then(|| self.units_of(sequence, head, row / self.rows).iter().map(|&unit| (unit >> 1) as usize))
     }
 
-    /// Returns the number of keys that the list of a row names in a sequence of `kv_len` keys; 0 outside the selection.
+    /// Returns the number of keys below `kv_len` that the list of a row names; 0 outside the selection.
     pub fn key_count(&self, sequence: usize, head: usize, row: usize, kv_len: usize) -> usize {
         let inside = sequence < self.sequences() && head < self.heads && row < self.q_lens[sequence];
-        if inside { self.list(sequence, head, row / self.rows, kv_len).len() } else { 0 }
+        let units = if inside { self.units_of(sequence, head, row / self.rows) } else { &[] };
+        let first = |unit: &u32| (unit >> 1) as usize * self.unit;
+        let whole = units.partition_point(|unit| first(unit) + self.unit <= kv_len);
+        whole * self.unit + units.get(whole).map_or(0, |unit| kv_len.saturating_sub(first(unit)))
     }
 
     /// Returns true if the list of a row names a key. False outside the selection.

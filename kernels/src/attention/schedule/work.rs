@@ -32,6 +32,8 @@ pub(crate) struct Schedule<'a> {
     pub(crate) units: Option<Units<'a>>,
     /// Ragged sequences that have tasks.
     listed: Listed,
+    /// Number of parts, of `task_rows` rows at most, of a list of keys.
+    parts_of_list: usize,
     /// Number of pairs of a sequence and a key/value head with key weight sums to compute.
     sums: usize,
 }
@@ -53,7 +55,9 @@ impl<'a> Schedule<'a> {
         let listed = if outputs.wants_all_keys() { Listed::All } else { Listed::WithRows };
         let wanted = outputs.key_weight_sums.is_some() && !call.key_weight_sums_shape().contains(&0);
         let sums = if wanted { sequences * kv_heads } else { 0 };
-        let schedule = Self { task_rows: tiling.task_rows, task_count: 0, units, listed, sums };
+        let task_rows = tiling.task_rows;
+        let parts_of_list = call.list_rows().div_ceil(task_rows).max(1);
+        let schedule = Self { task_rows, task_count: 0, units, listed, parts_of_list, sums };
         let together = call.options.ragged.is_some() || call.options.selected.is_some();
         let heads = if together { kv_heads } else { sequences * kv_heads };
         let any = heads > 0 && (0..sequences).any(|sequence| !schedule.is_split(call, sequence));
@@ -122,16 +126,11 @@ impl<'a> Schedule<'a> {
         call.group_size().saturating_mul(before) / self.task_rows + sequences
     }
 
-    /// Returns the number of parts of a list of keys, of `task_rows` rows at most.
-    fn parts_of_list(&self, call: &Call<'_>) -> usize {
-        call.list_rows().div_ceil(self.task_rows).max(1)
-    }
-
     /// Returns the number of parts of the lists of one key/value head in the sequences before `sequence`; one more for each of
     /// these, without rows, if score outputs are filled by them.
     fn first_of_lists(&self, call: &Call<'_>, selected: &SelectedKeys, sequence: usize) -> usize {
         let others = if self.listed == Listed::All { sequence } else { 0 };
-        selected.groups_before(sequence) * call.lists_of_kv_head() * self.parts_of_list(call) + others
+        selected.groups_before(sequence) * call.lists_of_kv_head() * self.parts_of_list + others
     }
 
     /// Returns the rows of a task by the number of its part among those of all lists of a key/value head.
@@ -141,7 +140,7 @@ impl<'a> Schedule<'a> {
             let middle = low.midpoint(high);
             if self.first_of_lists(call, selected, middle) <= part { low = middle } else { high = middle }
         }
-        let (sequence, parts) = (low, self.parts_of_list(call));
+        let (sequence, parts) = (low, self.parts_of_list);
         let (list, part) = {
             let part = part - self.first_of_lists(call, selected, sequence);
             (part / parts, part % parts)

@@ -3,7 +3,8 @@
 use crate::attention::call::selection::{ListPlace, MAX_KEYS, SelectedKeys, SelectionError, SelectionShape};
 use crate::tensor::view::View;
 
-/// Numbers as other programs hand them over: `[batch, heads, groups of rows, places]`, in any order, −1 where a place has none.
+/// Padded index tensor (`topk_indices`), as other programs hand it over: `[batch, heads, groups of rows, places]`, numbers of units in
+/// any order, −1 where a place has none.
 ///
 /// Where sequences are ragged, the batch is 1 and the groups of one sequence follow those of the one before. `heads` is that of
 /// the shape, or 1 for lists that all heads share.
@@ -49,7 +50,7 @@ impl SelectedKeys {
     }
 
     /// Makes lists of rectangles: `shown` names units that are seen as far as other rules show them, `asked` those that the mask
-    /// function of a call is asked about, too. Without `asked` it is asked about all. Sequence `s` has `kv_lens[s]` keys.
+    /// function of a call is asked about, too. Without `asked` it is asked about all of `shown`. Sequence `s` has `kv_lens[s]` keys.
     ///
     /// Complexity: n log n for each list of n places.
     ///

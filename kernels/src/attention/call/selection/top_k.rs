@@ -5,7 +5,7 @@ use crate::tensor::misfit::{Fault, Misfit};
 /// Rule by which rows choose keys from their scores: the `k` keys with the largest, or fewer by a [share](Self::share) of weight.
 ///
 /// Ties go to the lower key. A key with score −∞ is hidden and never chosen; a row that sees fewer than `k` keys chooses all of
-/// them. NaN is below every number: such a key is chosen only if the row sees no others.
+/// them. NaN is below every number: such a key is chosen only if fewer than `k` others are seen, or if `first` or `last` forces it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TopK {
     /// Largest number of keys of a list.
@@ -17,8 +17,8 @@ pub struct TopK {
     pub last: usize,
     /// Number of neighbouring rows that share a list: a key's score is then the largest of theirs.
     pub rows: usize,
-    /// Number of keys that a number of the list stands for, as in [`SelectionShape::unit`](crate::SelectionShape): 1, or, where
-    /// scores are of pooled keys, the number of keys of a pool.
+    /// Number of keys that a scored key stands for, as in [`SelectionShape::unit`](crate::SelectionShape). Nothing is pooled: above
+    /// 1, scores are those of pooled keys already, one for each `unit` keys, and `k`, `first` and `last` count pooled keys.
     pub unit: usize,
     /// Share of weight, above 0 and at most 1: of the keys that would be chosen, the fewest with the largest scores whose softmax
     /// weights, among all keys that the row sees, sum to it at least. Forced keys come first. Weights are `f32`; where one is not
