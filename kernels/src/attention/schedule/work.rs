@@ -56,7 +56,7 @@ impl<'a> Schedule<'a> {
         let wanted = outputs.key_weight_sums.is_some() && !call.key_weight_sums_shape().contains(&0);
         let sums = if wanted { sequences * kv_heads } else { 0 };
         let task_rows = tiling.task_rows;
-        let parts_of_list = call.list_rows().div_ceil(task_rows).max(1);
+        let parts_of_list = call.list_rows().div_ceil(task_rows.max(1)).max(1);
         let schedule = Self { task_rows, task_count: 0, units, listed, parts_of_list, sums };
         let together = call.options.ragged.is_some() || call.options.selected.is_some();
         let heads = if together { kv_heads } else { sequences * kv_heads };
