@@ -202,7 +202,7 @@ impl<'a, F: Fn(usize) -> (&'a [f32], usize)> Scattered<F> {
     }
 
     /// Copies keys of a head to one block of as many keys, in their order, and returns them and their values. `room` holds the
-    /// [floats](Sizes::gathered) of a block.
+    /// [floats](Sizes::gathered) of a block. Its padding is left as it is: a worker clears it before its first task.
     ///
     /// # Panics
     /// If the ranges have more keys than a block, or lie outside their blocks.
