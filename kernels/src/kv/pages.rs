@@ -226,11 +226,11 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// Returns rows of a pool.
+/// Returns rows of a pool, or of any tensor whose sequences are then the pages.
 ///
 /// # Safety
 /// The stretches are in pages of the pool.
-unsafe fn scattered_rows(
+pub(crate) unsafe fn scattered_rows(
     pool: &Tensor<'_>,
     head: usize,
     stretches: impl Iterator<Item = Stretch>,

@@ -3,16 +3,16 @@
 //! Whatever the source, the main loop gets a block of up to 256 keys at a time: rows to be packed, or panels that are
 //! packed already; and rows of values, or value panels of their columns. So all sources give the same bits.
 
+use crate::kv::block_table::Stretch;
 use crate::kv::cache::{Cache, CacheFormat, PackedPool, TokenPart};
 use crate::kv::gathered::{self, rows_memory};
 use crate::kv::key_block::{BlockValues, Keys};
-use crate::kv::pages::Pages;
+use crate::kv::pages::{Pages, scattered_rows};
 use crate::matmul::int4::Int4;
-use crate::simd::LANES;
-use crate::tensor::any::{Tensor, Typed};
+use crate::tensor::any::Tensor;
 use crate::tensor::element::Dtype;
 use crate::tensor::misfit::{Misfit, same_rows};
-use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
+use crate::tensor::rows::{KEY_BLOCK, Table};
 use core::cmp::Ordering;
 use core::ops::Range;
 
@@ -297,17 +297,6 @@ impl<'a> KeyValues<'a> {
         })
     }
 
-    /// Returns true if padding of gathered keys and values is read: of packed ones in groups, of values that end inside a panel.
-    pub(crate) fn reads_gathered_padding(&self) -> bool {
-        let packed = match &self.0 {
-            Source::Tensors { .. } => false,
-            Source::Pages(pages) => pages.pool().is_some(),
-            Source::Cache(_) => true,
-        };
-        let single = |dtype: Option<Dtype>| matches!(dtype, Some(Dtype::F32 | Dtype::F16));
-        packed && !(self.dtypes().into_iter().all(single) && self.dims()[1].is_multiple_of(LANES))
-    }
-
     /// Returns all keys and values of head `h` of sequence `b` from key `first` on, if they are rows of tensors.
     ///
     /// # Safety
@@ -342,19 +331,11 @@ impl<'a> KeyValues<'a> {
         match &self.0 {
             Source::Tensors { k, v } => {
                 let [key_table, value_table] = tables;
-                let rows = |x: &Tensor<'_>, table: &mut Table| {
-                    let mut filled = 0;
-                    by_type!(Tensor => Typed, x, |x| {
-                        for (first, len) in runs.clone() {
-                            // SAFETY: the caller guarantees that the key exists.
-                            let (at, _) = unsafe { x.row(b, h, first) };
-                            table.fill(filled, len, at, x.strides()[2]);
-                            filled += len;
-                        }
-                        Rows::scattered(table, x.strides()[2], x.strides()[3])
-                    })
+                let stretches = runs.map(|(row, len)| Stretch { page: b, row, len });
+                // SAFETY: the caller guarantees that the keys exist.
+                let [keys, values] = unsafe {
+                    [scattered_rows(k, h, stretches.clone(), key_table), scattered_rows(v, h, stretches, value_table)]
                 };
-                let (keys, values) = (rows(k, key_table), rows(v, value_table));
                 (Keys::Rows(keys), BlockValues::Rows { rows: values, readable: v.shape()[3] })
             }
             // SAFETY: same contract.

@@ -79,8 +79,8 @@ pub(crate) fn of_block<S: Simd>(
     prefetch
 }
 
-/// Prefetches the first keys and values of the list after the block of a task that starts at key `first`: of its next block, or the first one
-/// of the work after it.
+/// Prefetches the first keys and values after the block of a task's list that starts at key `first`: those of its next block, or of
+/// the work after it.
 pub(crate) fn next_listed<S: Simd>(task: &AttentionTask<'_, S>, first: usize) {
     match &task.next {
         Next::Near | Next::Block { next: None, .. } => {}

@@ -116,14 +116,12 @@ impl SelectedKeys {
         head: usize,
         row: usize,
     ) -> Option<impl ExactSizeIterator<Item = usize> + '_> {
-        let inside = sequence < self.sequences() && head < self.heads && row < self.q_lens[sequence];
-        inside.then(|| self.units_of(sequence, head, row / self.rows).iter().map(|&unit| (unit >> 1) as usize))
+        Some(self.units_at(sequence, head, row)?.iter().map(|&unit| (unit >> 1) as usize))
     }
 
     /// Returns the number of keys below `kv_len` that the list of a row names; 0 outside the selection.
     pub fn key_count(&self, sequence: usize, head: usize, row: usize, kv_len: usize) -> usize {
-        let inside = sequence < self.sequences() && head < self.heads && row < self.q_lens[sequence];
-        let units = if inside { self.units_of(sequence, head, row / self.rows) } else { &[] };
+        let units = self.units_at(sequence, head, row).unwrap_or_default();
         let first = |unit: &u32| (unit >> 1) as usize * self.unit;
         let whole = units.partition_point(|unit| first(unit) + self.unit <= kv_len);
         whole * self.unit + units.get(whole).map_or(0, |unit| kv_len.saturating_sub(first(unit)))
@@ -141,8 +139,7 @@ impl SelectedKeys {
 
     /// Returns the unit of a key in the list of a row.
     fn find(&self, sequence: usize, head: usize, row: usize, key: usize) -> Option<u32> {
-        let inside = sequence < self.sequences() && head < self.heads && row < self.q_lens[sequence];
-        let units = if inside { self.units_of(sequence, head, row / self.rows) } else { &[] };
+        let units = self.units_at(sequence, head, row)?;
         units.binary_search_by_key(&(key / self.unit), |&unit| (unit >> 1) as usize).ok().map(|at| units[at])
     }
 
@@ -158,6 +155,12 @@ impl SelectedKeys {
             let key = ((*units.get(first)? >> 1) as usize * self.unit).max(keys.start);
             (key < keys.end).then_some((group * self.rows, key))
         })
+    }
+
+    /// Returns the units of the list of a row. `None` outside the selection.
+    fn units_at(&self, sequence: usize, head: usize, row: usize) -> Option<&[u32]> {
+        let inside = sequence < self.sequences() && head < self.heads && row < self.q_lens[sequence];
+        inside.then(|| self.units_of(sequence, head, row / self.rows))
     }
 
     /// Returns the units of a list.

@@ -9,7 +9,7 @@ use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::RowSet;
 use crate::attention::call::selection::SelectedKeys;
 use crate::attention::scratch::{MAX_ROW_BLOCK, QueryMemory, Scratch};
-use crate::attention::steps::choose::order;
+use crate::attention::steps::choose::keep_larger;
 use crate::attention::steps::index_sums::{IndexRow, add_index_sums, finish_index_sums};
 use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;
@@ -90,8 +90,10 @@ impl IndexOutput<'_> {
         for (j, &sum) in sums.iter().enumerate() {
             // SAFETY: one of these keys.
             let to = unsafe { &mut *to.offset(j as isize * element) };
-            if begins || order(sum) > order(*to) {
+            if begins {
                 *to = sum;
+            } else {
+                keep_larger(to, sum);
             }
         }
     }

@@ -7,6 +7,7 @@ use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::span::{Span, Spans};
 use crate::simd::{Simd, quiet};
 use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::view_mut::ViewMut;
 
 /// Fills the rows of score outputs beyond the length of a ragged sequence.
 ///
@@ -17,34 +18,40 @@ pub(crate) fn fill_rows_beyond<S: Simd>(task: &AttentionTask<'_, S>) {
     let group_size = task.call.group_size();
     for (view, point) in task.outputs.points.iter().zip(POINTS) {
         let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
-        let [.., rows, columns] = view.shape();
+        let rows = view.shape()[2];
         for head in task.set.kv_head * group_size..(task.set.kv_head + 1) * group_size {
             for i in task.seq.q_len..rows {
-                // SAFETY: the row is inside the view, which has `columns` columns; it belongs to the task that starts
-                // at row 0.
-                unsafe {
-                    let (first, element) = view.row(task.set.sequence, head, i);
-                    for j in 0..columns {
-                        *first.offset(j as isize * element) = point.beyond();
-                    }
-                }
+                // SAFETY: the row is inside the view; it belongs to the task that starts at row 0.
+                unsafe { fill_row(view, [task.set.sequence, head, i], point) }
             }
+        }
+    }
+}
+
+/// Fills a row of a score output as if all its keys were beyond the sequence.
+///
+/// # Safety
+/// The row is inside the view, which has columns, and is this worker's alone.
+unsafe fn fill_row(view: &ViewMut<'_>, [b, h, l]: [usize; 3], point: Point) {
+    // SAFETY: same contract.
+    unsafe {
+        let (first, element) = view.row(b, h, l);
+        for j in 0..view.shape()[3] {
+            *first.offset(j as isize * element) = point.beyond();
         }
     }
 }
 
 /// Fills the rows of a task that selects keys: those that are not selected are written like keys beyond the sequence.
 pub(crate) fn fill_unselected<S: Simd>(task: &AttentionTask<'_, S>) {
+    if task.list.is_none() {
+        return;
+    }
     for (view, point) in task.outputs.points.iter().zip(POINTS) {
-        let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0 && task.list.is_some()) else { continue };
+        let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
         for row in task.rows(0..task.set.rows.len()) {
-            // SAFETY: the task's rows are inside the view, with all its columns, and are this worker's alone.
-            unsafe {
-                let (first, element) = view.row(task.set.sequence, row.head, row.i);
-                for j in 0..view.shape()[3] {
-                    *first.offset(j as isize * element) = point.beyond();
-                }
-            }
+            // SAFETY: the task's rows are inside the view, and are this worker's alone.
+            unsafe { fill_row(view, [task.set.sequence, row.head, row.i], point) }
         }
     }
 }

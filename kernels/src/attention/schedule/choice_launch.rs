@@ -1,7 +1,7 @@
 //! Launch of choices: lists of rows, which workers take from a queue.
 
 use crate::attention::call::selection::top_k::TopK;
-use crate::attention::steps::choose::{Chooser, choose, order};
+use crate::attention::steps::choose::{Chooser, choose, keep_larger};
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
 use crate::tensor::view::View;
@@ -89,10 +89,7 @@ impl<'a> ChoiceLaunch<'a> {
         largest.fill(f32::NEG_INFINITY);
         for l in rows {
             for (j, to) in largest.iter_mut().enumerate() {
-                let score = self.scores.get([b, h, l, j]).copied().unwrap_or(f32::NEG_INFINITY);
-                if order(score) > order(*to) {
-                    *to = score;
-                }
+                keep_larger(to, self.scores.get([b, h, l, j]).copied().unwrap_or(f32::NEG_INFINITY));
             }
         }
         let count = choose(s, largest, &self.top_k, memory, chosen);

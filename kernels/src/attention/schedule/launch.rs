@@ -113,11 +113,7 @@ impl<'a> Launch<'a> {
         let Self { checked, tiling, schedule, queue, parts, stop, near } = self;
         assert!(parts.is_none() || !mods.given().weight, "a weight function needs every row whole");
         let bound = BoundCall::new(s, mods, checked, tiling);
-        let (short, call) = (ShortCall::of(bound), checked.call());
-        if call.options.selected.is_some() && call.kv.reads_gathered_padding() {
-            // An earlier call may have left NaN in padding.
-            scratch.regions(tiling).gathered.fill(0.0);
-        }
+        let short = ShortCall::of(bound);
         let most = if short.as_ref().is_some_and(|call| call.all_short) { self.short_run() } else { 1 };
         // SAFETY: the parts were made for this call.
         let mut block_worker = parts.as_ref().map(|parts| unsafe { BlockWorker::new(bound, parts) });

@@ -64,10 +64,18 @@ const HIDDEN: u32 = 0x007f_ffff;
 
 /// Returns the order of a score: 0 if it is hidden, 1 for NaN, then as the numbers. Zeros are equal. By integers, without a branch.
 #[inline(always)]
-pub(crate) fn order(x: f32) -> u32 {
+fn order(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits();
     let above = (bits ^ ((bits as i32 >> 31) as u32 | 1 << 31)).wrapping_sub(HIDDEN);
     if above > INFINITIES { 1 } else { above + u32::from(above != 0) }
+}
+
+/// Keeps the larger of two scores, by their [orders](order).
+#[inline(always)]
+pub(crate) fn keep_larger(kept: &mut f32, score: f32) {
+    if order(score) > order(*kept) {
+        *kept = score;
+    }
 }
 
 /// Returns the number of an [order] above 1.

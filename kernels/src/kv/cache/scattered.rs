@@ -2,6 +2,7 @@
 //! block.
 
 use super::layout::{Format, KeyOrder, Parts, Sizes, part};
+use super::spare::rows_for;
 use super::tokens::TokenPart;
 use crate::kv::block_table::Stretch;
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
@@ -201,20 +202,23 @@ impl<'a, F: Fn(usize) -> (&'a [f32], usize)> Scattered<F> {
         }
     }
 
-    /// Copies keys of a head to one block of as many keys, in their order, and returns them and their values. `room` holds the
-    /// [floats](Sizes::gathered) of a block. Its padding is left as it is: a worker clears it before its first task.
+    /// Copies keys of a head to one block that has room for them, in their order, and returns them and their values. `room` holds the
+    /// [floats](Sizes::gathered) of the largest block.
     ///
     /// # Panics
     /// If the ranges have more keys than a block, or lie outside their blocks.
     fn gather(&self, head: usize, stretches: impl Iterator<Item = Stretch>, room: &mut [f32]) -> (Keys, BlockValues) {
-        let to = Sizes { rows: KEY_BLOCK, kv_heads: 1, ..self.sizes };
         let mut keys = Room::new();
         let each = stretches.flat_map(|Stretch { page, row, len }| {
             let block = elements::<u8>(self.block(page));
             (row..row + len).map(move |row| (block, row))
         });
         let keys = keys.fill(each);
-        let bytes = elements_mut::<u8>(&mut room[..to.floats()]);
+        let to = Sizes { rows: rows_for(keys.len()), kv_heads: 1, ..self.sizes };
+        let block = &mut room[..to.floats()];
+        // Padding is read: of groups of elements and keys, and of panels.
+        block.fill(0.0);
+        let bytes = elements_mut::<u8>(block);
         for token_part in TokenPart::ALL {
             for run in self.sizes.runs(token_part) {
                 let starts =

@@ -6,7 +6,7 @@ use crate::tensor::view::View;
 /// Padded index tensor (`topk_indices`), as other programs hand it over: `[batch, heads, groups of rows, places]`, numbers of units in
 /// any order, −1 where a place has none.
 ///
-/// Where sequences are ragged, the batch is 1 and the groups of one sequence follow those of the one before. `heads` is that of
+/// The batch of ragged sequences is 1, and the groups of one sequence follow those of the one before. `heads` is that of
 /// the shape, or 1 for lists that all heads share.
 #[derive(Debug, Clone, Copy)]
 pub struct Rectangle<'a> {

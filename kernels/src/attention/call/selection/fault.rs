@@ -1,4 +1,4 @@
-//! What can be wrong with lists of keys.
+//! Errors in lists of keys.
 
 use core::fmt;
 
