@@ -95,7 +95,7 @@ struct Text {
     v: Vec<f32>,
 }
 
-/// What a call computes.
+/// Results of a call.
 struct Answer {
     out: Vec<f32>,
     lse: Vec<f32>,
@@ -104,7 +104,7 @@ struct Answer {
 /// Figures of lists of one length.
 struct Step {
     keys: usize,
-    /// Of all rows, and of the last, in milliseconds.
+    /// Times of all rows and of the last, in milliseconds.
     times: [f64; 2],
     median: f64,
     largest: f64,

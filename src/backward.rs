@@ -111,8 +111,8 @@ impl Attention {
     /// pages have no gradients. [`Precision::Native`](crate::Precision::Native) and [`Precision::Accurate`](crate::Precision::Accurate)
     /// multiply as in the forward call, if keys and values take the same products there; otherwise gradients are those of
     /// [`Precision::Exact`](crate::Precision::Exact). With `Native`, weights and gradients of scores are rounded to bfloat16 before they
-    /// are multiplied, by up to 2⁻⁸ of themselves, and queries and output gradients where they are not bfloat16; results saved from a native call
-    /// keep their error. [`BackwardProblem::run_with`] takes your own functions.
+    /// are multiplied, by up to 2⁻⁸ of themselves, and queries and output gradients where they are not bfloat16; results saved from a
+    /// native call keep their error. [`BackwardProblem::run_with`] takes your own functions.
     ///
     /// # Errors
     /// Any [`Error`] of [`Self::problem`] that concerns inputs; [`Error::Mismatch`] for saved results or gradients of

@@ -308,10 +308,10 @@ impl<'a> Inputs<'a> {
     /// Sets the keys that rows select: each row sees the keys of its list as far as other rules show them, and no others.
     ///
     /// A row has the bits of a call whose source, of the same format, holds the keys of its list alone, in ascending order, with
-    /// [`Self::key_positions`] that are the positions of these keys here. Keys keep their own numbers and positions for every rule, bias, mask
-    /// and function. Keys that are not listed are as keys beyond the sequence: they are not read, weights and key weight sums of
-    /// them are 0, and [scores](crate::Outputs::scores) −∞. An empty list is a row that sees nothing. Gradients, states and pieces of
-    /// ranks refuse lists.
+    /// [`Self::key_positions`] that are the positions of these keys here. Keys keep their own numbers and positions for every rule,
+    /// bias, mask and function. Keys that are not listed are as keys beyond the sequence: they have no effect, weights and key weight
+    /// sums of them are 0, and [scores](crate::Outputs::scores) −∞. An empty list is a row that sees nothing. Gradients, states and
+    /// pieces of ranks refuse lists.
     ///
     /// Complexity: rows times their lists; listed keys are packed once for all rows and heads that share a list.
     ///

@@ -29,7 +29,7 @@ pub(crate) enum Command {
 pub(crate) struct Args {
     pub(crate) source: Source,
     pub(crate) settings: Settings,
-    /// What the lists of selected keys of the file mean.
+    /// Meaning of the lists of selected keys of the file.
     pub(crate) selected: Option<Groups>,
     /// Element type of queries, keys and values; otherwise that of the file, or f32.
     pub(crate) dtype: Option<Dtype>,

@@ -1,4 +1,4 @@
-//! How a path is run, timed and explained.
+//! Runs a path, times it and explains it.
 
 use crate::data::{Tensors, available_memory, gib, reserved};
 use crate::elements::Elements;
@@ -62,7 +62,7 @@ impl<'a> Runner<'a> {
         Ok(Plan::new(&self.problem()?, path.exec()))
     }
 
-    /// What that plan does, and why.
+    /// Explanation of that plan.
     pub(crate) fn explain(&mut self, path: Path, machine: Option<Machine>) -> Result<Explanation> {
         let problem = self.problem()?;
         Ok(Plan::new(&problem, path.exec()).explain(&problem, machine))

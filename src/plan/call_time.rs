@@ -23,7 +23,8 @@ fn time(checked: &CheckedCall<'_>, isa: Isa) -> f64 {
 }
 
 /// Time of one sequence: of QKᵀ and PV over the ranges of keys that its rows see, or, with few rows, of reading these keys
-/// and values. Of lists, the keys of a mean one. Sequences that share tensors read them together. `rate` is the call's time as a part of that with floats.
+/// and values. Rows that select keys count those of a mean list. Sequences that share tensors read them together. `rate` is the
+/// call's time as a part of that with floats.
 fn time_of(checked: &CheckedCall<'_>, rate: f64, index: usize) -> f64 {
     let (call, dims) = (checked.call(), checked.call().kv.dims());
     let Sequence { q_len, kv_len, offset, .. } = call.sequence(index);

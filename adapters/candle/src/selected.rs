@@ -4,7 +4,7 @@ use crate::views;
 use candle_core::{DType, Result, Tensor, bail};
 use sdpa::{Inputs, Rectangle, SelectedKeys, SelectionShape, View};
 
-/// What lists of selected keys are for, and what their numbers count, for [`Sdpa::selected`](crate::Sdpa::selected).
+/// Rows that lists of selected keys are for, and keys that their numbers count, for [`Sdpa::selected`](crate::Sdpa::selected).
 ///
 /// ```
 /// use sdpa_candle::ListShape;
