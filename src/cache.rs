@@ -15,7 +15,7 @@ pub(crate) use build::check_format;
 use core::num::NonZeroUsize;
 use core::ops::Range;
 pub(crate) use held::check_held;
-use sdpa_kernels::{Cache, CacheFormat, Isa, Sliding};
+use sdpa_kernels::{Cache, Isa, KvFormat, Sliding};
 pub(crate) use sequences::check_accepted;
 use std::collections::BTreeSet;
 pub(crate) use token_form::{check_elements, check_tokens};
@@ -112,8 +112,8 @@ impl KvCache {
         KvShape { kv_heads: self.cache.kv_heads(), head_dim, value_dim }
     }
 
-    /// Format of the elements, as [`Self::dtype`], [`Self::int8`] or [`Self::int4`] set it.
-    pub fn format(&self) -> CacheFormat<'_> {
+    /// Format of keys and values, as [`Self::dtype`], [`Self::int8`], [`Self::int4`] or [`Self::with_format`] set it.
+    pub fn format(&self) -> KvFormat<'_> {
         self.cache.format()
     }
 

@@ -15,7 +15,8 @@ use crate::attention::Attention;
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::shape::Shape;
-use sdpa_kernels::{MaskMod, Mods, ScoreMod, WeightMod};
+use core::ops::Range;
+use sdpa_kernels::{MaskMod, Mods, ScoreMod, Tensor, TokenPart, WeightMod};
 use sequence::OracleSequence;
 
 /// Results of attention, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
@@ -113,12 +114,11 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     if q_len == 0 || heads == 0 {
         return Ok(all);
     }
-    let element = |x: Option<f32>| x.unwrap_or(f32::NAN);
     let tensors = [
-        Dense::new(inputs.q.shape(), |at| element(inputs.q.get(at))),
-        // Elements that a cache has evicted or never held must not be visible: they read as NaN.
-        Dense::new(kv.k_shape(), |at| element(kv.key(at))),
-        Dense::new(kv.v_shape(), |at| element(kv.value(at))),
+        Dense::of(inputs.q),
+        // Rows that a cache has evicted or never held must not be visible: they read as NaN.
+        Dense::new(kv.k_shape(), |at, all| kv.elements(TokenPart::Key, at, all)),
+        Dense::new(kv.v_shape(), |at, all| kv.elements(TokenPart::Value, at, all)),
     ];
     for sequence in (0..batch).map(|index| OracleSequence::new(attention, inputs, shape, index)) {
         for (head, row) in (0..heads).flat_map(|head| (0..q_len).map(move |row| (head, row))) {
@@ -135,10 +135,16 @@ struct Dense<T> {
 }
 
 impl<T: Real> Dense<T> {
-    fn new(shape: [usize; 4], element: impl Fn([usize; 4]) -> f32) -> Self {
+    /// Copies rows `[b, h, l]`; those that are not there read as NaN.
+    fn new(shape: [usize; 4], row: impl Fn([usize; 3], Range<usize>) -> Option<Vec<f32>>) -> Self {
         let [batch, heads, rows, dim] = shape;
-        let index = |i: usize| [i / dim / rows / heads, i / dim / rows % heads, i / dim % rows, i % dim];
-        Self { shape, data: (0..batch * heads * rows * dim).map(|i| T::from(element(index(i)))).collect() }
+        let at = |i: usize| [i / rows / heads, i / rows % heads, i % rows];
+        let all = (0..batch * heads * rows).flat_map(|i| row(at(i), 0..dim).unwrap_or_else(|| vec![f32::NAN; dim]));
+        Self { shape, data: all.map(T::from).collect() }
+    }
+
+    fn of(x: Tensor<'_>) -> Self {
+        Self::new(x.shape(), |at, all| x.elements(at, all))
     }
 
     /// Returns a row of `of`, a tensor of this shape.

@@ -6,7 +6,7 @@ mod file;
 use crate::cache::{check_accepted, check_elements, check_format, check_tokens};
 use crate::error::{Error, at_most, same};
 use crate::shape::KvShape;
-use sdpa_kernels::{BlockTable, Bound, CacheFormat, Isa, NewTokens, PackedPool, PageError, Pages, Tensor};
+use sdpa_kernels::{BlockTable, Bound, CacheFormat, Isa, KvFormat, NewTokens, PackedPool, PageError, Pages, Tensor};
 
 /// Keys and values of one layer in pages, for servers that allocate memory page by page. Keys are packed when they are
 /// appended, so a decode step reads them as fast as those of a [`KvCache`](crate::KvCache). (Keys of your own pool, in
@@ -50,7 +50,8 @@ pub struct PagePool {
 impl PagePool {
     /// Creates a pool of `pages` pages of `page_size` keys, a multiple of 16, for `kv_heads` key/value heads; `dims` is
     /// `[head_dim, value_dim]`. Formats are those of a cache, with the same accuracy: see
-    /// [`KvCache::dtype`](crate::KvCache::dtype), [`KvCache::int8`](crate::KvCache::int8) and [`KvCache::int4`](crate::KvCache::int4).
+    /// [`KvCache::dtype`](crate::KvCache::dtype), [`KvCache::int8`](crate::KvCache::int8), [`KvCache::int4`](crate::KvCache::int4) and
+    /// [`KvCache::with_format`](crate::KvCache::with_format). A [`CacheFormat`] alone is that of keys and values.
     ///
     /// ```
     /// use sdpa::{CacheFormat, KvShape, PagePool};
@@ -64,17 +65,26 @@ impl PagePool {
     /// [`Error::Empty`] for a length of 0, [`Error::Range`] for lengths beyond the largest possible, [`Error::Mismatch`] for
     /// a number of channel scales that does not fit, [`Error::Number`] for a scale that is not positive and finite,
     /// [`Error::Pages`] for another page size, [`Error::TooLarge`], [`Error::Memory`].
-    pub fn new(pages: usize, page_size: usize, shape: KvShape, format: CacheFormat<'_>) -> Result<Self, Error> {
+    pub fn new<'f>(
+        pages: usize,
+        page_size: usize,
+        shape: KvShape,
+        format: impl Into<KvFormat<'f>>,
+    ) -> Result<Self, Error> {
+        let format = format.into();
         shape.check("page pool")?;
         let KvShape { kv_heads, head_dim, value_dim } = shape;
         if page_size == 0 || !page_size.is_multiple_of(16) {
             return Err(PageError::PageSize { page_size }.into());
         }
         check_format(format, shape, "the pool (kv_heads × head_dim)")?;
-        let bytes = if let CacheFormat::Elements(dtype) = format { dtype.bytes() } else { 1 };
+        let bytes = [format.keys, format.values].map(|format| match format {
+            CacheFormat::Elements(dtype) => dtype.bytes(),
+            _ => 1,
+        });
         let pool = PackedPool::new([pages, page_size], kv_heads, shape.dims(), format);
         let sizes = [pages, page_size, kv_heads, head_dim + value_dim];
-        let bytes = sizes.iter().try_fold(bytes, |bytes, &size| bytes.checked_mul(size));
+        let bytes = sizes.iter().try_fold(bytes[0].max(bytes[1]), |bytes, &size| bytes.checked_mul(size));
         let bytes = bytes.filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or(Error::TooLarge { what: "page pool", sizes })?;
         Ok(Self { pool: pool.ok_or(Error::Memory { what: "page pool", bytes })?, isa: Isa::detect() })
@@ -96,8 +106,8 @@ impl PagePool {
         KvShape { kv_heads: self.pool.kv_heads(), head_dim, value_dim }
     }
 
-    /// Format of the elements.
-    pub fn format(&self) -> CacheFormat<'_> {
+    /// Format of keys and values.
+    pub fn format(&self) -> KvFormat<'_> {
         self.pool.format()
     }
 

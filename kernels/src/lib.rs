@@ -65,13 +65,14 @@ pub use attention::steps::choose::Chooser;
 #[cfg(feature = "nn")]
 pub use elementary::{cos, pow, sin};
 pub use kv::block_table::{BlockTable, PageError};
-pub use kv::cache::{Cache, CacheFormat, NewTokens, PackedPool, Sliding, SpareBlocks, TokenPart};
+pub use kv::cache::{Cache, CacheFormat, KvFormat, NewTokens, PackedPool, Sliding, SpareBlocks, TokenPart};
 pub use kv::key_block::FAR_ROWS;
 pub use kv::pages::Pages;
 pub use kv::slot_index::SlotIndex;
 pub use kv::source::KeyValues;
 pub use machine::{OPT_LEVEL, peak_flops, read_bandwidth};
 pub use matmul::bf16_parts::MAX_PARTS;
+pub use matmul::hadamard::Basis;
 pub use matmul::int4::Int4;
 pub use matmul::int8::{MAX_HEAD_DIM as MAX_INT8_HEAD_DIM, is_int8_scale};
 pub use matmul::prefetch::MEMORY_BOUND_ROWS;

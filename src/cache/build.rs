@@ -4,7 +4,7 @@ use crate::cache::{KeyScales, KvCache};
 use crate::error::{Error, at_most, same};
 use crate::shape::KvShape;
 use core::num::NonZeroUsize;
-use sdpa_kernels::{Cache, CacheFormat, Dtype, Int4, Isa, MAX_INT8_HEAD_DIM, Sliding};
+use sdpa_kernels::{Basis, Cache, CacheFormat, Dtype, Int4, Isa, KvFormat, MAX_INT8_HEAD_DIM, Sliding};
 use std::collections::BTreeSet;
 
 /// Need of a latent cache of bytes: a value, of several channels, has one scale.
@@ -26,7 +26,7 @@ impl KvCache {
     /// # Errors
     /// [`Error::Needs`] if something was appended already or the cache is an int8 or int4 cache.
     pub fn dtype(self, dtype: Dtype) -> Result<Self, Error> {
-        self.with_format(CacheFormat::Elements(dtype))
+        self.set(CacheFormat::Elements(dtype))
     }
 
     /// Makes the cache one of latent heads: values are the first `value_dim` columns of keys. This is multi-head
@@ -55,13 +55,11 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already or the channels of keys have scales; [`Error::Range`] if values are
-    /// longer than keys.
+    /// [`Error::Needs`] if something was appended already, the channels of keys have scales, or keys and values have formats of
+    /// their own or another basis; [`Error::Range`] if values are longer than keys.
     pub fn latent(self) -> Result<Self, Error> {
         self.empty("latent")?;
-        if let CacheFormat::Int8PerChannel(_) = self.format() {
-            return Err(Error::Needs { argument: "latent", needs: SCALES_OF_TOKENS });
-        }
+        refuse_unlike(self.format())?;
         let KvShape { head_dim, value_dim, .. } = self.shape();
         const OF: &str = "the head_dim of keys: values are their first columns";
         at_most("latent", "value_dim", value_dim, head_dim, OF)?;
@@ -101,7 +99,7 @@ impl KvCache {
     /// channels have scales, [`Error::Range`] for keys longer than 131,072, [`Error::Mismatch`] if there are not `kv_heads × head_dim` scales,
     /// [`Error::Number`] for a scale that is not positive and finite.
     pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
-        let mut cache = self.with_format(match &keys {
+        let mut cache = self.set(match &keys {
             KeyScales::PerToken => CacheFormat::Int8PerToken,
             KeyScales::PerChannel(scales) => CacheFormat::Int8PerChannel(scales),
         })?;
@@ -143,21 +141,53 @@ impl KvCache {
     /// [`Error::Needs`] if something was appended already or another element type was set, [`Error::Range`] for keys
     /// longer than 131,072.
     pub fn int4(self, kind: Int4) -> Result<Self, Error> {
-        self.with_format(CacheFormat::Int4(kind))
+        self.set(CacheFormat::Int4(kind))
     }
 
-    /// Sets the format, as [`Self::dtype`], [`Self::int8`] and [`Self::int4`] do, without memory for appending.
-    pub(super) fn with_format(self, format: CacheFormat<'_>) -> Result<Self, Error> {
-        let ([argument, _], [set, needs]) = (setter(format), setter(self.format()));
+    /// Sets the format of keys, and that of values, in place of [`Self::dtype`], [`Self::int8`] and [`Self::int4`], which
+    /// set that of both; and the [`Basis`](crate::Basis) of integers. Rows of either are as accurate as those methods say.
+    ///
+    /// In the Hadamard basis a few large channels are spread over all others, so that they no longer decide how coarse the
+    /// integers of these are: see docs/guide/caches.md for when to use it. Then a key's or value's largest magnitude, which scales
+    /// are made of, is that of the transformed row. Each query and each output takes `n log n` additions more.
+    ///
+    /// ```
+    /// use sdpa::{Basis, CacheFormat, Int4, KvCache, KvFormat, KvShape};
+    /// let format = KvFormat::new(CacheFormat::Int8PerToken, CacheFormat::Int4(Int4::Symmetric));
+    /// let shape = KvShape { kv_heads: 8, head_dim: 128, value_dim: 128 };
+    /// let cache = KvCache::new(1, shape)?.with_format(format.key_basis(Basis::Hadamard))?;
+    /// assert_eq!(cache.format().values, CacheFormat::Int4(Int4::Symmetric));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if something was appended already; for scales of channels of values; for another basis of floats, or of
+    /// keys whose channels have scales; for a latent cache, where keys are the values, if these differ in format or have
+    /// another basis. Those of [`Self::int8`] and [`Self::int4`].
+    pub fn with_format<'f>(self, format: impl Into<KvFormat<'f>>) -> Result<Self, Error> {
+        let mut cache = self.with_empty_format(format.into())?;
+        cache.cache.reserve_scratch();
+        Ok(cache)
+    }
+
+    /// Sets the format, without memory for appending.
+    pub(super) fn with_empty_format(self, format: KvFormat<'_>) -> Result<Self, Error> {
+        self.empty("format")?;
+        check_format(format, self.shape(), "the cache (kv_heads × head_dim)")?;
+        if self.is_latent() {
+            refuse_unlike(format)?;
+        }
+        Ok(Self { cache: self.cache.with_format(format), ..self })
+    }
+
+    /// Sets the format of both keys and values, unless another one is set.
+    fn set(self, format: CacheFormat<'_>) -> Result<Self, Error> {
+        let ([argument, _], [set, needs]) = (setter(format), setter(self.format().keys));
         self.empty(argument)?;
         if set != argument && self.format() != CacheFormat::Elements(Dtype::F32) {
             return Err(Error::Needs { argument, needs });
         }
-        check_format(format, self.shape(), "the cache (kv_heads × head_dim)")?;
-        if matches!(format, CacheFormat::Int8PerChannel(_)) && self.is_latent() {
-            return Err(Error::Needs { argument: "latent", needs: SCALES_OF_TOKENS });
-        }
-        Ok(Self { cache: self.cache.with_format(format), ..self })
+        self.with_empty_format(format.into())
     }
 
     /// Refuses a setting if something was appended already.
@@ -253,15 +283,35 @@ fn setter(format: CacheFormat<'_>) -> [&'static str; 2] {
     }
 }
 
-/// Refuses a format that keys of this shape, those of `of`, cannot have: integers if they are too long to be multiplied,
-/// and scales of channels that do not fit.
-pub(crate) fn check_format(format: CacheFormat<'_>, shape: KvShape, of: &'static str) -> Result<(), Error> {
+/// Refuses formats of latent keys, which are the values, that tell the two apart.
+fn refuse_unlike(format: KvFormat<'_>) -> Result<(), Error> {
+    let needs = match format {
+        KvFormat { keys: CacheFormat::Int8PerChannel(_), .. } => SCALES_OF_TOKENS,
+        _ if format != format.values => "keys and values of one format, in the basis of their channels",
+        _ => return Ok(()),
+    };
+    Err(Error::Needs { argument: "latent", needs })
+}
+
+/// Refuses a format that keys and values of this shape, those of `of`, cannot have: integer keys if they are too long to be
+/// multiplied, scales of channels that do not fit, and another basis of what is not integers with a scale for each row.
+pub(crate) fn check_format(format: KvFormat<'_>, shape: KvShape, of: &'static str) -> Result<(), Error> {
     let KvShape { kv_heads, head_dim, .. } = shape;
-    let [argument, _] = setter(format);
-    if !matches!(format, CacheFormat::Elements(_)) {
+    let KvFormat { keys, values, key_basis, value_basis, .. } = format;
+    let [argument, _] = setter(keys);
+    if !matches!(keys, CacheFormat::Elements(_)) {
         at_most(argument, "head_dim", head_dim, MAX_INT8_HEAD_DIM, "the largest possible of integers")?;
     }
-    let CacheFormat::Int8PerChannel(scales) = format else { return Ok(()) };
+    if let CacheFormat::Int8PerChannel(_) = values {
+        return Err(Error::Needs { argument: "values", needs: "a scale for each token (CacheFormat::Int8PerToken)" });
+    }
+    for (argument, format, basis) in [("key_basis", keys, key_basis), ("value_basis", values, value_basis)] {
+        let integers = matches!(format, CacheFormat::Int8PerToken | CacheFormat::Int4(_));
+        if basis != Basis::Channels && !integers {
+            return Err(Error::Needs { argument, needs: "int8 with a scale for each token, or int4" });
+        }
+    }
+    let CacheFormat::Int8PerChannel(scales) = keys else { return Ok(()) };
     same("key scales", "length", scales.len(), kv_heads.saturating_mul(head_dim), of)?;
     if let Some(&got) = scales.iter().find(|scale| !(**scale > 0.0 && scale.is_finite())) {
         return Err(Error::Number { argument: "key scales", got, expected: "positive and finite" });

@@ -46,7 +46,7 @@ impl KvCache {
         self.there("sequence", sequence)?;
         at_most("keys", "end", keys.end, self.lens()[sequence], "the keys of that sequence")?;
         at_most("keys", "first key", keys.start, keys.end, "the end of the keys")?;
-        if self.is_latent() && !matches!(self.format(), CacheFormat::Elements(_)) {
+        if self.is_latent() && !matches!(self.format().keys, CacheFormat::Elements(_)) {
             let needs = "a latent cache of floats: integers of keys are those of the values, too";
             return Err(Error::Needs { argument: "changed keys", needs });
         }

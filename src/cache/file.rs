@@ -9,7 +9,7 @@ use crate::error::Error;
 pub(crate) use description::{Description, ElementFormat};
 pub(crate) use import::{File, wrong};
 use safetensors::tensor::Dtype;
-use sdpa_kernels::{CacheFormat, TokenPart};
+use sdpa_kernels::{CacheFormat, KvFormat, TokenPart};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -38,8 +38,8 @@ fn tensor_name(prefix: &str, sequence: usize, part: TokenPart) -> String {
 }
 
 /// Element type of the tensors with a part of tokens.
-fn tensor_dtype(part: TokenPart, format: ElementFormat) -> Dtype {
-    match (part, format) {
+fn tensor_dtype(part: TokenPart, formats: [ElementFormat; 2]) -> Dtype {
+    match (part, format_of(part, formats)) {
         (TokenPart::KeyScale | TokenPart::ValueScale, ElementFormat::Int4 | ElementFormat::Int4Centred) => Dtype::F16,
         (TokenPart::KeyScale | TokenPart::ValueScale, _) | (_, ElementFormat::F32) => Dtype::F32,
         (_, ElementFormat::Bf16) => Dtype::BF16,
@@ -50,12 +50,20 @@ fn tensor_dtype(part: TokenPart, format: ElementFormat) -> Dtype {
 }
 
 /// Shape of the tensors with a part of tokens, which has `elements` elements in a head.
-fn tensor_shape(part: TokenPart, [heads, held, elements]: [usize; 3], format: ElementFormat) -> Vec<usize> {
-    match (part, format) {
+fn tensor_shape(part: TokenPart, [heads, held, elements]: [usize; 3], formats: [ElementFormat; 2]) -> Vec<usize> {
+    match (part, format_of(part, formats)) {
         (TokenPart::KeyScale | TokenPart::ValueScale, ElementFormat::Int8PerToken | ElementFormat::Int8PerChannel) => {
             vec![heads, held]
         }
         _ => vec![heads, held, elements],
+    }
+}
+
+/// Format of a part of tokens: that of keys, or that of values.
+fn format_of(part: TokenPart, [keys, values]: [ElementFormat; 2]) -> ElementFormat {
+    match part {
+        TokenPart::Key | TokenPart::KeyScale => keys,
+        TokenPart::Value | TokenPart::ValueScale => values,
     }
 }
 
@@ -116,8 +124,8 @@ impl KvCache {
     /// 16·blocks]`, with a block for each 32 elements of a row, the last filled up with zeros: the lower four bits of
     /// byte `i` of a block are element `i`, the upper four element `16 + i`, in two's complement. `key_scales` and
     /// `value_scales` are `F16` `[kv_heads, len, blocks]`, or `[kv_heads, len, 2·blocks]` with each block's centre
-    /// after its scale. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format,
-    /// sliding window, and the length of each sequence; removed ones are null. Keys and values that several sequences
+    /// after its scale. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format
+    /// (that of values, if it differs, and the basis of either), sliding window, and the length of each sequence; removed ones are null. Keys and values that several sequences
     /// share are in the file several times.
     ///
     /// ```
@@ -155,7 +163,7 @@ pub(crate) struct FilePart<'a> {
     /// Prefix of the names of its tensors.
     pub(crate) prefix: String,
     pub(crate) description: Description,
-    pub(crate) format: CacheFormat<'a>,
+    pub(crate) format: KvFormat<'a>,
     /// Numbers of elements of the parts of a token in one head, and the bytes of each.
     pub(crate) elements: [[usize; 2]; TokenPart::ALL.len()],
     pub(crate) read: Box<ReadToken<'a>>,
@@ -164,11 +172,12 @@ pub(crate) struct FilePart<'a> {
 impl FilePart<'_> {
     /// Adds the part's tensors, by name.
     fn add_tensors<'p>(&'p self, tensors: &mut Vec<(String, FileTensor<'p>)>) -> Result<(), Error> {
-        let &Description { kv_heads, head_dim, elements, ref sequences, .. } = &self.description;
+        let &Description { kv_heads, head_dim, ref sequences, .. } = &self.description;
+        let formats = self.description.formats();
         if kv_heads == 0 {
             return Err(Error::Empty { argument: "cache", what: "kv_heads" });
         }
-        if let CacheFormat::Int8PerChannel(scales) = self.format {
+        if let CacheFormat::Int8PerChannel(scales) = self.format.keys {
             let write = move |bytes: &mut [u8]| {
                 for (bytes, x) in bytes.chunks_exact_mut(size_of::<f32>()).zip(scales) {
                     bytes.copy_from_slice(&x.to_le_bytes());
@@ -185,7 +194,7 @@ impl FilePart<'_> {
             for (part, [each, size]) in TokenPart::ALL.into_iter().zip(self.elements).filter(|(_, [each, _])| *each > 0)
             {
                 let held = contents.held();
-                let shape = tensor_shape(part, [kv_heads, held.clone().count(), each], elements);
+                let shape = tensor_shape(part, [kv_heads, held.clone().count(), each], formats);
                 let write = move |bytes: &mut [u8]| {
                     let of = |head| held.clone().map(move |token| [sequence, head, token]);
                     for (to, at) in bytes.chunks_exact_mut(each * size).zip((0..kv_heads).flat_map(of)) {
@@ -193,7 +202,7 @@ impl FilePart<'_> {
                     }
                     swap_order(bytes, size);
                 };
-                let tensor = FileTensor { dtype: tensor_dtype(part, elements), shape, write: Box::new(write) };
+                let tensor = FileTensor { dtype: tensor_dtype(part, formats), shape, write: Box::new(write) };
                 tensors.push((tensor_name(&self.prefix, sequence, part), tensor));
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, same};
 use crate::shape::KvShape;
-use sdpa_kernels::{CacheFormat, Dtype, Isa, Tensor};
+use sdpa_kernels::{CacheFormat, Dtype, Isa, KvFormat, Tensor};
 
 /// Refuses keys and values if their sizes are not `shape`, the sizes of `of`. [`check_elements`] looks at the elements, once
 /// there is memory for them: a view may be huge.
@@ -18,11 +18,11 @@ pub(crate) fn check_tokens(shape: KvShape, of: &'static str, k: Tensor<'_>, v: T
 }
 
 /// Refuses keys and values with elements that a format cannot store.
-pub(crate) fn check_elements(format: CacheFormat<'_>, isa: Isa, [k, v]: [Tensor<'_>; 2]) -> Result<(), Error> {
-    for (argument, x) in [("k", k), ("v", v)] {
+pub(crate) fn check_elements(format: KvFormat<'_>, isa: Isa, [k, v]: [Tensor<'_>; 2]) -> Result<(), Error> {
+    for (argument, format, x) in [("k", format.keys, k), ("v", format.values, v)] {
         let (unfit, expected) = match format {
             CacheFormat::Elements(Dtype::F16) => (x.beyond_f16(isa), "below 65520 in size, as f16 is"),
-            CacheFormat::Elements(_) => return Ok(()),
+            CacheFormat::Elements(_) => continue,
             CacheFormat::Int4(_) => (
                 x.not_finite(isa).or_else(|| x.beyond_f16(isa)),
                 "below 65520 in size where elements are int4, with scales of f16",

@@ -1,5 +1,14 @@
 //! Tensors, their elements and layouts, caches' formats and pages, instruction set and threads.
 
+/// Basis of the elements of integer keys or values: see [`KvCache::with_format`](crate::KvCache::with_format).
+///
+/// ```
+/// use sdpa::{Basis, CacheFormat, Int4, KvFormat};
+/// let format = KvFormat::from(CacheFormat::Int4(Int4::Symmetric));
+/// assert_eq!(format.key_basis, Basis::Channels);
+/// assert_eq!(format.key_basis(Basis::Hadamard).value_basis, Basis::Channels);
+/// ```
+pub use sdpa_kernels::Basis;
 /// Element of a bfloat16 tensor.
 ///
 /// ```
@@ -20,7 +29,7 @@ pub use sdpa_kernels::Bf16;
 /// assert_eq!(table.entries.len() % table.lens.len(), 0);
 /// ```
 pub use sdpa_kernels::BlockTable;
-/// Format of the elements of a [`KvCache`](crate::KvCache) or a [`PagePool`](crate::PagePool).
+/// Format of the keys or of the values of a [`KvCache`](crate::KvCache) or a [`PagePool`](crate::PagePool).
 ///
 /// ```
 /// use sdpa::{CacheFormat, Dtype, KeyScales, KvCache, KvShape};
@@ -78,6 +87,17 @@ pub use sdpa_kernels::Isa;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::KeyValues;
+/// Formats of the keys and of the values of a [`KvCache`](crate::KvCache) or a [`PagePool`](crate::PagePool), and their
+/// [bases](Basis).
+///
+/// ```
+/// use sdpa::{CacheFormat, Dtype, Int4, KvFormat, KvShape, PagePool};
+/// let format = KvFormat::new(CacheFormat::Elements(Dtype::Bf16), CacheFormat::Int4(Int4::Symmetric));
+/// let pool = PagePool::new(100, 16, KvShape { kv_heads: 8, head_dim: 128, value_dim: 128 }, format)?;
+/// assert_eq!(pool.format(), format);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::KvFormat;
 /// Reason why a [`View`] or [`ViewMut`] was refused; `?` makes it an [`Error`](crate::Error).
 ///
 /// ```

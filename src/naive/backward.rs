@@ -11,7 +11,7 @@ use crate::backward::{NO_DERIVATIVE, WEIGHT_FUNCTION};
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::shape::Shape;
-use sdpa_kernels::{Covered, MaskMod, Mods, Position, ScoreMod, Tensor, View, WeightMod};
+use sdpa_kernels::{Covered, MaskMod, Mods, Position, ScoreMod, Tensor, TokenPart, View, WeightMod};
 
 /// Gradients of attention, the result of [`gradients`]: each dense, in the shape of its tensor.
 ///
@@ -78,12 +78,11 @@ pub fn gradients<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     let (kv, shape) = (checked.call().kv, Shape::of(checked.call()));
     let d_out = d_out.into();
     let forward: Answer<T> = answer(attention, inputs, mods)?;
-    let dense = |x: [usize; 4], at: &dyn Fn([usize; 4]) -> Option<f32>| Dense::new(x, |i| at(i).unwrap_or(f32::NAN));
     let tensors = [
-        dense(inputs.q.shape(), &|at| inputs.q.get(at)),
-        dense(kv.k_shape(), &|at| kv.key(at)),
-        dense(kv.v_shape(), &|at| kv.value(at)),
-        dense(d_out.shape(), &|at| d_out.get(at)),
+        Dense::of(inputs.q),
+        Dense::new(kv.k_shape(), |at, all| kv.elements(TokenPart::Key, at, all)),
+        Dense::new(kv.v_shape(), |at, all| kv.elements(TokenPart::Value, at, all)),
+        Dense::of(d_out),
     ];
     let zeros = |n: usize| vec![T::from(0.0); n];
     let [q, k, v, _] = tensors.each_ref().map(|x| zeros(x.data.len()));

@@ -85,11 +85,12 @@ impl PagePool {
             return Err(wrong("the cache in the file is latent or sliding, which the sequences of a pool are not"));
         }
         let own = Description::of_lens(self.shape(), self.format(), &[]).ok_or_else(|| wrong(NO_FORMAT))?;
-        if description.elements != own.elements {
-            let (got, expected) = (description.elements, own.elements);
-            return Err(wrong(format!("elements of the file are {got:?}, but those of the pool are {expected:?}")));
+        for ((part, got), (_, expected)) in description.parts().into_iter().zip(own.parts()) {
+            if got != expected {
+                return Err(wrong(format!("{part} of the file are {got}, but those of the pool are {expected}")));
+            }
         }
-        match self.format() {
+        match self.format().keys {
             CacheFormat::Int8PerChannel(scales) if file.channel_scales("", self.shape())? != scales => {
                 Err(wrong("the scales of the keys' channels in the file are not those of the pool"))
             }

@@ -10,7 +10,7 @@ use crate::threads::exec::Exec;
 use crate::threads::run::NO_MODS;
 use crate::threads::workspace::Workspace;
 use sdpa_kernels::{
-    Alignment, AnyMods, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Outputs, Seen, State, View, ViewMut, merge_states,
+    Alignment, AnyMods, Basis, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Outputs, Seen, State, View, ViewMut, merge_states,
 };
 
 /// States of query rows over each single block of 256 keys, kept until the state over all earlier keys is there: see
@@ -68,8 +68,8 @@ impl BlockStates {
     /// # Errors
     /// As [`Attention::problem`]; [`Error::Multiple`] if `first` is no multiple of 256; [`Error::Range`] if more rows share a
     /// key/value head than one task holds (128, fewer for long heads); [`Error::Needs`] for dropout, for positions of rows but not
-    /// of keys, and for biases and masks over the last keys and [`Alignment::BottomRight`], which need the number of all keys;
-    /// [`Error::Memory`]. There are no states then.
+    /// of keys, for biases and masks over the last keys and [`Alignment::BottomRight`], which need the number of all keys, and for
+    /// values in another basis; [`Error::Memory`]. There are no states then.
     pub fn compute(
         &mut self,
         attention: &Attention,
@@ -82,6 +82,11 @@ impl BlockStates {
         inputs.check_row_positions()?;
         if let Some(argument) = inputs.suffix().or(inputs.selected.map(|_| SELECTED)) {
             return Err(Error::Needs { argument, needs: "a call over all keys" });
+        }
+        let format = inputs.key_values()?.format();
+        if format.is_some_and(|format| format.value_basis != Basis::Channels) {
+            // Parts of ranks meet before rows are finished.
+            return Err(Error::Needs { argument: "value_basis", needs: "values in the basis of their channels" });
         }
         // Given positions are among all keys.
         let attention = if inputs.key_positions.is_some() { *attention } else { by_order };

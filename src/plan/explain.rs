@@ -174,7 +174,8 @@ impl Plan {
         let (isa, dtypes) = (self.isa, call.kv.dtypes());
         let native = call.precision == Precision::Native;
         let accurate = call.precision == Precision::Accurate;
-        let pairs = dtypes != [None; 2] && call.rates(isa).products != [1.0; 2];
+        let products = dtypes.into_iter().zip(call.rates(isa).products);
+        let pairs = products.into_iter().any(|(dtype, product)| dtype == Some(Dtype::Bf16) && product != 1.0);
         let notes = [
             (
                 native && !isa.has_native_bf16(),

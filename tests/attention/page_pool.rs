@@ -233,13 +233,13 @@ fn shared_pages_and_copies() {
 
 /// Bytes of a key and a value of one head, without scales.
 fn problem_bytes(pool: &PagePool) -> [usize; 2] {
-    let bits = match pool.format() {
-        CacheFormat::Elements(dtype) => 8 * dtype.bytes(),
-        CacheFormat::Int4(_) => 4,
-        _ => 8,
+    let bytes = |format: CacheFormat<'_>, dim: usize| match format {
+        CacheFormat::Elements(dtype) => dim * dtype.bytes(),
+        CacheFormat::Int4(_) => dim / 2,
+        _ => dim,
     };
-    let KvShape { head_dim, value_dim, .. } = pool.shape();
-    [head_dim, value_dim].map(|dim| dim * bits / 8)
+    let (format, KvShape { head_dim, value_dim, .. }) = (pool.format(), pool.shape());
+    [bytes(format.keys, head_dim), bytes(format.values, value_dim)]
 }
 
 /// One prompt and steps of others in one append and one call, with the bits of a cache.

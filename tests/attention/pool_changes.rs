@@ -30,7 +30,7 @@ fn filled(empty: &KvCache) -> (KvCache, PagePool, Vec<u32>) {
     (cache, pool, entries)
 }
 
-fn caches() -> [(&'static str, KvCache); 7] {
+fn caches() -> [(&'static str, KvCache); 10] {
     every_format(&KvCache::new(2, SHAPE).expect("good sizes"))
 }
 
@@ -91,7 +91,7 @@ fn files_are_those_of_a_cache() {
 #[cfg(feature = "safetensors")]
 #[test]
 fn files_that_do_not_fit_are_refused_and_nothing_is_written() {
-    let [.., (_, int8), (_, by_channel), (_, int4), _] = caches();
+    let [_, _, _, (_, int8), (_, by_channel), (_, int4), ..] = caches();
     let (cache, mut pool, entries) = filled(&int8);
     let table = BlockTable { entries: &entries, lens: &LENS };
     let file = pool.export(table).expect("a file");
@@ -110,11 +110,11 @@ fn files_that_do_not_fit_are_refused_and_nothing_is_written() {
     let elements = |cache: &KvCache| filled(cache).0.export().expect("a file");
     assert_eq!(
         refused(&LENS, &elements(&int4)),
-        "import: elements of the file are Int4, but those of the pool are Int8PerToken"
+        "import: keys of the file are Int4, but those of the pool are Int8PerToken"
     );
     assert_eq!(
         refused(&LENS, &elements(&by_channel)),
-        "import: elements of the file are Int8PerChannel, but those of the pool are Int8PerToken"
+        "import: keys of the file are Int8PerChannel, but those of the pool are Int8PerToken"
     );
     let narrow = KvCache::new(2, KvShape { head_dim: 23, ..SHAPE }).and_then(|cache| cache.export()).expect("a file");
     assert_eq!(refused(&[0, 0], &narrow), "file: head_dim is 23, but the pool has 24");

@@ -6,9 +6,9 @@ use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs};
 use sdpa::masks::{Documents, MaskError, PerSequence, Tree};
 use sdpa::parts::BackwardState;
 use sdpa::{
-    Alignment, Attention, AttnState, BlockClass, BlockPosition, BlockTable, CurrentPool, Error, Exec, Gradients,
-    Inputs, KvCache, KvShape, Mask, MaskMod, Mods, Outputs, Pages, Plan, Position, Run, Saved, View, ViewMut, Window,
-    Workspace, alibi_slopes, naive,
+    Alignment, Attention, AttnState, BlockClass, BlockPosition, BlockTable, CacheFormat, CurrentPool, Error, Exec,
+    Gradients, Inputs, KvCache, KvShape, Mask, MaskMod, Mods, Outputs, Pages, Plan, Position, Run, Saved, View,
+    ViewMut, Window, Workspace, alibi_slopes, naive,
 };
 use std::sync::Arc;
 
@@ -160,12 +160,10 @@ fn a_token_of_a_tree_is_computed_as_its_path_decoded_token_by_token() {
                 let what = format!("{committed} committed, {name}, {isa}");
                 let got = draft.whole(Inputs::cached(draft.q.view(), &cache), exec, &tree);
                 // Weights over integers are rounded, block by block of 256 keys.
-                let bound = if name.starts_with("int4") {
-                    2e-2
-                } else if name.starts_with("int8") {
-                    2e-4
-                } else {
-                    1e-5
+                let bound = match cache.format().values {
+                    CacheFormat::Int4(_) => 2e-2,
+                    CacheFormat::Int8PerToken => 2e-4,
+                    _ => 1e-5,
                 };
                 same += draft.check(&what, &got, &empty, exec, bound);
             }

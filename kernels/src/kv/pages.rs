@@ -89,7 +89,7 @@ impl<'a> Pages<'a> {
     pub(crate) fn dtypes(&self) -> [Option<Dtype>; 2] {
         match &self.pool {
             Pool::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
-            Pool::Packed(pool) => [pool.format().dtype(); 2],
+            Pool::Packed(pool) => pool.format().dtypes(),
         }
     }
 
@@ -128,16 +128,16 @@ impl<'a> Pages<'a> {
         a.cmp(b)
     }
 
-    /// Returns element `[b, h, j, d]` of the keys or of the values.
-    pub(crate) fn element(&self, part: TokenPart, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+    /// Returns some elements of key or value `[b, h, j]`, widened; `None` where there is none.
+    pub(crate) fn elements(&self, part: TokenPart, [b, h, j]: [usize; 3], of: Range<usize>) -> Option<Vec<f32>> {
         if j >= *self.table.lens.get(b)? {
             return None;
         }
         let page = self.table.entries[b * self.width + j / self.page_size()];
-        let at = [page as usize, h, j % self.page_size(), d];
+        let at = [page as usize, h, j % self.page_size()];
         match &self.pool {
-            Pool::Tensors { k, v } => if part == TokenPart::Key { k } else { v }.get(at),
-            Pool::Packed(pool) => pool.element(part, at),
+            Pool::Tensors { k, v } => if part == TokenPart::Key { k } else { v }.elements(at, of),
+            Pool::Packed(pool) => pool.elements(part, at, of),
         }
     }
 

@@ -4,11 +4,10 @@
 //! packed already; and rows of values, or value panels of their columns. So all sources give the same bits.
 
 use crate::kv::block_table::Stretch;
-use crate::kv::cache::{Cache, CacheFormat, PackedPool, TokenPart};
+use crate::kv::cache::{Cache, CacheFormat, KvFormat, PackedPool, TokenPart};
 use crate::kv::gathered::{self, rows_memory};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::pages::{Pages, scattered_rows};
-use crate::matmul::int4::Int4;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::Dtype;
 use crate::tensor::misfit::{Misfit, same_rows};
@@ -153,10 +152,13 @@ impl<'a> KeyValues<'a> {
 
     /// Returns the number of bytes of a key and its value in one head, without scales.
     pub fn token_bytes(&self) -> usize {
-        let [key, value] = self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes));
+        let [key, value] = match self.format() {
+            Some(KvFormat { keys, values, .. }) => [keys, values].map(CacheFormat::bits),
+            None => self.dtypes().map(|dtype| dtype.map_or(8, |dtype| 8 * dtype.bytes())),
+        };
         let [k, v] = self.dims();
         let v = if self.cache().is_some_and(Cache::is_latent) { 0 } else { v };
-        if self.int4().is_some() { (k + v).div_ceil(2) } else { k * key + v * value }
+        (k * key + v * value).div_ceil(8)
     }
 
     /// Returns the types of keys and of values; `None` for int8 and int4.
@@ -165,24 +167,19 @@ impl<'a> KeyValues<'a> {
         match &self.0 {
             Source::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
             Source::Pages(pages) => pages.dtypes(),
-            Source::Cache(cache) => [cache.format().dtype(); 2],
+            Source::Cache(cache) => cache.format().dtypes(),
         }
     }
 
     /// Returns the format of a cache or pool, if that is the source.
     #[inline]
-    fn format(&self) -> Option<CacheFormat<'a>> {
+    #[doc(hidden)] // its type is that of caches
+    pub fn format(&self) -> Option<KvFormat<'a>> {
         match self.0 {
             Source::Tensors { .. } => None,
             Source::Pages(pages) => Some(pages.pool()?.format()),
             Source::Cache(cache) => Some(cache.format()),
         }
-    }
-
-    /// Returns the kind of int4, if keys and values are int4: the numbers beside each block of elements.
-    #[inline]
-    pub(crate) fn int4(&self) -> Option<Int4> {
-        if let Some(CacheFormat::Int4(kind)) = self.format() { Some(kind) } else { None }
     }
 
     /// Returns the two tensors, if that is the source.
@@ -224,28 +221,31 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Returns element `[b, h, j, d]` of the keys; `None` outside the shape, or where a cache has evicted the key.
-    pub fn key(&self, index: [usize; 4]) -> Option<f32> {
-        self.element(TokenPart::Key, index)
+    ///
+    /// Complexity: constant; the length of a key where a cache has another basis, as the whole key is taken back from it.
+    pub fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+        Some(self.elements(TokenPart::Key, [b, h, j], d..d.checked_add(1)?)?[0])
     }
 
     /// Returns element `[b, h, j, d]` of the values, as [`Self::key`] does.
-    pub fn value(&self, index: [usize; 4]) -> Option<f32> {
-        self.element(TokenPart::Value, index)
+    pub fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+        Some(self.elements(TokenPart::Value, [b, h, j], d..d.checked_add(1)?)?[0])
     }
 
-    /// Returns an element of a key or of a value.
-    fn element(&self, part: TokenPart, index: [usize; 4]) -> Option<f32> {
+    /// Returns some elements of key or value `[b, h, j]`, widened; `None` outside the shape, or where a cache has evicted the key.
+    #[doc(hidden)] // the parts have no name in `sdpa`
+    pub fn elements(&self, part: TokenPart, at: [usize; 3], of: Range<usize>) -> Option<Vec<f32>> {
         match &self.0 {
-            Source::Tensors { k, v } => if part == TokenPart::Key { k } else { v }.get(index),
-            Source::Pages(pages) => pages.element(part, index),
-            Source::Cache(cache) => cache.element(part, index),
+            Source::Tensors { k, v } => if part == TokenPart::Key { k } else { v }.elements(at, of),
+            Source::Pages(pages) => pages.elements(part, at, of),
+            Source::Cache(cache) => cache.elements(part, at, of),
         }
     }
 
     /// Returns the scales of the channels of a head's keys, if keys have such.
     #[inline]
     pub(crate) fn key_channels(&self, head: usize) -> Option<&'a [f32]> {
-        let Some(CacheFormat::Int8PerChannel(scales)) = self.format() else { return None };
+        let CacheFormat::Int8PerChannel(scales) = self.format()?.keys else { return None };
         let dim = scales.len() / self.kv_heads();
         Some(&scales[head * dim..][..dim])
     }

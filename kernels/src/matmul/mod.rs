@@ -8,6 +8,7 @@ pub(crate) mod byte_weights;
 pub(crate) mod dot_tile;
 pub(crate) mod finite;
 pub(crate) mod float_tile;
+pub(crate) mod hadamard;
 pub(crate) mod int4;
 pub(crate) mod int8;
 pub(crate) mod key_code;

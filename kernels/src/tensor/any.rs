@@ -5,6 +5,7 @@ use crate::tensor::element::{Bf16, Dtype, Element, F16};
 use crate::tensor::rows::Rows;
 use crate::tensor::view::View;
 use crate::tensor::view_mut::ViewMut;
+use core::ops::Range;
 
 /// One of three values, by element type.
 #[derive(Clone, Copy)]
@@ -125,6 +126,12 @@ impl Tensor<'_> {
     /// Returns the element at an index, widened, or `None` outside the shape.
     pub fn get(&self, at: [usize; 4]) -> Option<f32> {
         by_type!(Tensor, self, |view| view.get(at).map(|x| x.widen()))
+    }
+
+    /// Returns some elements of row `[b, h, l]`, widened, or `None` outside the shape.
+    #[doc(hidden)] // for the oracle
+    pub fn elements(&self, [b, h, l]: [usize; 3], of: Range<usize>) -> Option<Vec<f32>> {
+        of.map(|d| self.get([b, h, l, d])).collect()
     }
 
     /// Returns the same elements, repeated to `shape` along dimensions of length 1. `None` if a dimension is neither 1

@@ -3,11 +3,13 @@
 use crate::cache::KvCache;
 use crate::shape::KvShape;
 use core::num::NonZeroUsize;
-use sdpa_kernels::{CacheFormat, Dtype, Int4};
+use sdpa_kernels::{Basis, CacheFormat, Dtype, Int4, KvFormat};
 use serde::{Deserialize, Serialize};
 
-/// Version of the format that is written, the only one that is read.
-pub(super) const VERSION: u64 = 1;
+/// Version of files of which keys and values have one format, in the basis of their channels.
+const ONE_FORMAT: u64 = 1;
+/// Version of all others, the latest that is read.
+pub(super) const VERSION: u64 = 2;
 
 /// Version of a description; whatever else it has depends on that.
 #[derive(Debug, Deserialize)]
@@ -22,7 +24,14 @@ pub(crate) struct Description {
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) value_dim: usize,
-    pub(crate) elements: ElementFormat,
+    /// Format of the keys, and of the values unless `values` is theirs.
+    elements: ElementFormat,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    values: Option<ElementFormat>,
+    #[serde(default, skip_serializing_if = "StoredBasis::is_channels")]
+    key_basis: StoredBasis,
+    #[serde(default, skip_serializing_if = "StoredBasis::is_channels")]
+    value_basis: StoredBasis,
     /// True if values are the first columns of the keys.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub(crate) latent: bool,
@@ -51,6 +60,37 @@ pub(crate) enum ElementFormat {
     Int4Centred,
 }
 
+/// Basis of keys or values, in words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) enum StoredBasis {
+    #[default]
+    #[serde(rename = "channels")]
+    Channels,
+    #[serde(rename = "hadamard")]
+    Hadamard,
+}
+
+impl StoredBasis {
+    fn of(basis: Basis) -> Self {
+        match basis {
+            Basis::Channels => Self::Channels,
+            Basis::Hadamard => Self::Hadamard,
+        }
+    }
+
+    fn basis(self) -> Basis {
+        match self {
+            Self::Channels => Basis::Channels,
+            Self::Hadamard => Basis::Hadamard,
+        }
+    }
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_channels(&self) -> bool {
+        *self == Self::Channels
+    }
+}
+
 impl ElementFormat {
     /// Returns the name of a format; `None` if files have no such format.
     fn of(format: CacheFormat<'_>) -> Option<Self> {
@@ -67,7 +107,7 @@ impl ElementFormat {
     }
 
     /// Returns the format, with these scales if channels have any.
-    pub(super) fn format(self, scales: &[f32]) -> CacheFormat<'_> {
+    fn format(self, scales: &[f32]) -> CacheFormat<'_> {
         match self {
             Self::F32 => CacheFormat::Elements(Dtype::F32),
             Self::Bf16 => CacheFormat::Elements(Dtype::Bf16),
@@ -108,17 +148,51 @@ impl StoredSequence {
 
 impl Description {
     /// Returns the description of sequences of these lengths, which have all their keys; `None` if files have no such format.
-    pub(crate) fn of_lens(shape: KvShape, format: CacheFormat<'_>, lens: &[usize]) -> Option<Self> {
+    pub(crate) fn of_lens(shape: KvShape, format: KvFormat<'_>, lens: &[usize]) -> Option<Self> {
+        let values = if format.values == KvFormat::from(format.keys).values { None } else { Some(format.values) };
         Some(Self {
-            version: VERSION,
+            version: if format == format.keys { ONE_FORMAT } else { VERSION },
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
             value_dim: shape.value_dim,
-            elements: ElementFormat::of(format)?,
+            elements: ElementFormat::of(format.keys)?,
+            values: values.map_or(Some(None), |values| ElementFormat::of(values).map(Some))?,
+            key_basis: StoredBasis::of(format.key_basis),
+            value_basis: StoredBasis::of(format.value_basis),
             latent: false,
             window: None,
             sequences: lens.iter().map(|&len| Some(StoredSequence { len, evicted: None })).collect(),
         })
+    }
+
+    /// Returns the formats of keys and of values.
+    pub(super) fn formats(&self) -> [ElementFormat; 2] {
+        let own = match self.elements {
+            ElementFormat::Int8PerChannel => ElementFormat::Int8PerToken,
+            keys => keys,
+        };
+        [self.elements, self.values.unwrap_or(own)]
+    }
+
+    /// Returns the format of the cache, with these scales if channels of keys have any.
+    pub(crate) fn format<'s>(&self, scales: &'s [f32]) -> KvFormat<'s> {
+        let [keys, values] = self.formats().map(|format| format.format(scales));
+        KvFormat::new(keys, values).key_basis(self.key_basis.basis()).value_basis(self.value_basis.basis())
+    }
+
+    /// Returns the form of the keys, and of the values, in words.
+    pub(crate) fn parts(&self) -> [(&'static str, String); 2] {
+        let [keys, values] = self.formats();
+        let bases = [("keys", keys, self.key_basis), ("values", values, self.value_basis)];
+        bases.map(|(part, format, basis)| match basis {
+            StoredBasis::Channels => (part, format!("{format:?}")),
+            StoredBasis::Hadamard => (part, format!("{format:?} in the Hadamard basis")),
+        })
+    }
+
+    /// Returns true if channels of keys have scales.
+    pub(crate) fn has_channel_scales(&self) -> bool {
+        self.elements == ElementFormat::Int8PerChannel
     }
 
     /// Returns the description of a cache; `None` if files have no such format.

@@ -2,7 +2,9 @@
 
 use super::description::{Description, ElementFormat, StoredSequence, VERSION, Version};
 use super::file_length::expected_length;
-use super::{CHANNEL_SCALES, DESCRIPTION, MAX_KEYS, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long};
+use super::{
+    CHANNEL_SCALES, DESCRIPTION, MAX_KEYS, format_of, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long,
+};
 use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::KvShape;
@@ -51,8 +53,8 @@ impl<'a> File<'a> {
 
     fn check_version(&self, Version { version }: Version) -> Result<(), Error> {
         match version {
-            VERSION => Ok(()),
-            _ => Err(wrong(format!("the file's version is {version}, but must be {VERSION}"))),
+            1..=VERSION => Ok(()),
+            _ => Err(wrong(format!("the file's version is {version}, but must be 1 or {VERSION}"))),
         }
     }
 
@@ -71,7 +73,8 @@ impl<'a> File<'a> {
         sequence: usize,
         each: impl Fn(TokenPart) -> [usize; 2],
     ) -> Result<SequenceTensors<'a>, Error> {
-        let &Description { kv_heads: heads, elements, ref sequences, .. } = description;
+        let &Description { kv_heads: heads, ref sequences, .. } = description;
+        let formats = description.formats();
         let contents = sequences[sequence].unwrap_or(StoredSequence { len: 0, evicted: None });
         if contents.len > MAX_KEYS {
             return Err(wrong(too_long(sequence, contents.len)));
@@ -81,9 +84,9 @@ impl<'a> File<'a> {
             let [row, size] = each(part);
             if row > 0 && contents.len > 0 {
                 let (name, held) = (tensor_name(prefix, sequence, part), contents.held().count());
-                let shape = tensor_shape(part, [heads, held, row], elements);
-                let bytes = self.tensor(&name, tensor_dtype(part, elements), &shape)?;
-                check_integers(&name, part, bytes, elements)?;
+                let shape = tensor_shape(part, [heads, held, row], formats);
+                let bytes = self.tensor(&name, tensor_dtype(part, formats), &shape)?;
+                check_integers(&name, part, bytes, format_of(part, formats))?;
                 tensors.push((part, [row, size], bytes));
             }
         }
@@ -163,7 +166,7 @@ impl KvCache {
 
 /// Makes a cache as described, without keys.
 fn empty(file: &File<'_>, prefix: &str, description: &Description) -> Result<KvCache, Error> {
-    let &Description { kv_heads, head_dim, value_dim, elements, latent, window, ref sequences, .. } = description;
+    let &Description { kv_heads, head_dim, value_dim, latent, window, ref sequences, .. } = description;
     if kv_heads == 0 {
         return Err(Error::Empty { argument: "cache", what: "kv_heads" });
     }
@@ -173,11 +176,8 @@ fn empty(file: &File<'_>, prefix: &str, description: &Description) -> Result<KvC
         None => KvCache::new(sequences, shape)?,
     };
     let cache = if latent { cache.latent()? } else { cache };
-    let scales = match elements {
-        ElementFormat::Int8PerChannel => file.channel_scales(prefix, shape)?,
-        _ => Vec::new(),
-    };
-    cache.with_format(elements.format(&scales))
+    let scales = if description.has_channel_scales() { file.channel_scales(prefix, shape)? } else { Vec::new() };
+    cache.with_empty_format(description.format(&scales))
 }
 
 /// Refuses lengths and gaps that no sequence of the cache has.

@@ -136,7 +136,7 @@ fn wrong_descriptions_are_refused_in_words() {
         assert!(error.starts_with(words), "{error}");
     }
     let import = |words: &str, change| says(&format!("import: {words}"), change);
-    import("the file's version is 2, but must be 1", (&full, r#""version":1"#, r#""version":2"#));
+    import("the file's version is 3, but must be 1 or 2", (&full, r#""version":1"#, r#""version":3"#));
     import(r#"metadata "sdpa.kv_cache": missing field `version`"#, (&full, r#""version":1,"#, ""));
     import(r#"metadata "sdpa.kv_cache": missing field `kv_heads`"#, (&full, r#""kv_heads":2,"#, ""));
     import(r#"metadata "sdpa.kv_cache": unknown variant `f64`"#, (&full, r#""f32""#, r#""f64""#));

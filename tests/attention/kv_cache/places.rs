@@ -3,7 +3,9 @@
 use crate::kv_support::{append_tokens, every_format, new_tokens, same_cache};
 use crate::support::{Rng, Tensor, assert_same_bits};
 use core::num::NonZeroUsize;
-use sdpa::{Attention, CacheFormat, Dtype, Error, Inputs, Int4, KvCache, KvShape, Outputs, View, ViewMut};
+use sdpa::{
+    Attention, Basis, CacheFormat, Dtype, Error, Inputs, Int4, KvCache, KvFormat, KvShape, Outputs, View, ViewMut,
+};
 
 #[test]
 fn getters_say_what_the_cache_was_made_of() {
@@ -28,7 +30,15 @@ fn getters_say_what_the_cache_was_made_of() {
                 "int8 per token" => assert_eq!(format, CacheFormat::Int8PerToken),
                 "int4" => assert_eq!(format, CacheFormat::Int4(Int4::Symmetric)),
                 "int4 with centres" => assert_eq!(format, CacheFormat::Int4(Int4::Centred)),
-                _ => assert!(matches!(format, CacheFormat::Int8PerChannel(scales) if scales.len() == 3 * 17)),
+                "bf16 and int8" => {
+                    let bf16 = CacheFormat::Elements(Dtype::Bf16);
+                    assert_eq!(format, KvFormat::new(bf16, CacheFormat::Int8PerToken));
+                }
+                "int8 and int4" => assert_eq!(format.values, CacheFormat::Int4(Int4::Centred)),
+                "int4 and int8 in the Hadamard basis" => {
+                    assert_eq!([format.key_basis, format.value_basis], [Basis::Hadamard; 2]);
+                }
+                _ => assert!(matches!(format.keys, CacheFormat::Int8PerChannel(scales) if scales.len() == 3 * 17)),
             }
             let window = cache.sliding_window().map(|keys| (keys.last, keys.first, keys.rollback));
             assert_eq!(window, empty.sliding_window().map(|_| (last, 4, 9)));

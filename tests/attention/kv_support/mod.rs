@@ -4,7 +4,10 @@
 use crate::options::{Case, Full, POINTS, Wanted};
 use crate::support::{Layout, Rng, Tensor, assert_same_bits, execs, indices};
 use core::ops::Range;
-use sdpa::{Alignment, BlockTable, Dtype, Inputs, Int4, KeyScales, KvCache, KvShape, Pages, Window};
+use sdpa::{
+    Alignment, Basis, BlockTable, CacheFormat, Dtype, Inputs, Int4, KeyScales, KvCache, KvFormat, KvShape, Pages,
+    Window,
+};
 
 /// An empty cache for the keys and values of a case.
 pub fn empty_cache(case: &Case) -> KvCache {
@@ -143,12 +146,14 @@ pub fn same_oracle(what: &str, got: &sdpa::naive::Answer<f64>, expected: &sdpa::
     assert!(parts(got) == parts(expected), "{what}: the oracle's answers differ");
 }
 
-/// An empty cache in every format.
-pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 7] {
+/// An empty cache in every format, and some with a format each for keys and values or in another basis.
+pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 10] {
     let dtype = |dtype| empty.clone().dtype(dtype).expect("an empty cache");
     let int8 = |scales| empty.clone().int8(scales).expect("an empty cache");
     let int4 = |numbers| empty.clone().int4(numbers).expect("an empty cache");
+    let apart = |format: KvFormat<'_>| empty.clone().with_format(format).expect("an empty cache");
     let KvShape { kv_heads, head_dim, .. } = empty.shape();
+    let bf16 = CacheFormat::Elements(Dtype::Bf16);
     let channels = (0..kv_heads * head_dim).map(|i| (4.0 + (i % 5) as f32) / 127.0).collect();
     [
         ("f32", dtype(Dtype::F32)),
@@ -158,6 +163,16 @@ pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 7] {
         ("int8 per channel", int8(KeyScales::PerChannel(channels))),
         ("int4", int4(Int4::Symmetric)),
         ("int4 with centres", int4(Int4::Centred)),
+        ("bf16 and int8", apart(KvFormat::new(bf16, CacheFormat::Int8PerToken))),
+        ("int8 and int4", apart(KvFormat::new(CacheFormat::Int8PerToken, CacheFormat::Int4(Int4::Centred)))),
+        (
+            "int4 and int8 in the Hadamard basis",
+            apart(
+                KvFormat::new(CacheFormat::Int4(Int4::Symmetric), CacheFormat::Int8PerToken)
+                    .key_basis(Basis::Hadamard)
+                    .value_basis(Basis::Hadamard),
+            ),
+        ),
     ]
 }
 

@@ -22,6 +22,7 @@ use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::{Span, Spans};
 use crate::kv::key_block::{BlockValues, ColumnValues, Keys};
+use crate::matmul::hadamard::Basis;
 use crate::matmul::operands::Floats;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
@@ -73,7 +74,8 @@ impl<S: Simd> Column<'_, S> {
             by_arithmetic!(task.products.keys, |A| {
                 let floats = A::query_floats(head_dim);
                 for (n, to) in own.packed.d_out.chunks_exact_mut(floats).take(rows).enumerate() {
-                    let query = QueryRow { row: tile.d_out.row(n), head_dim, scale: 1.0, channels: None };
+                    let (row, basis) = (tile.d_out.row(n), Basis::Channels);
+                    let query = QueryRow { row, head_dim, scale: 1.0, channels: None, basis };
                     // SAFETY: a row of the output gradients. The gradients of weights are not computed yet: room for a row.
                     unsafe { A::store_query(s, query, own.gradients, to) }
                     at[n] = to.as_ptr();

@@ -152,9 +152,14 @@ impl<S: Simd> AttentionTask<'_, S> {
         end.factor()
     }
 
-    /// Normalises and writes the task's rows, or saves them unnormalised as a state for more keys to come. Returns
+    /// Normalises and writes the task's rows, in the basis of their channels, or saves them unnormalised as a state for more keys to
+    /// come. What the regions hold is of no further use. Returns
     /// false if something accumulated was not finite.
     pub(crate) fn finish(&self, nonfinite: NonFinite, ended: EndedRowBlocks, regions: &mut Regions<'_>) -> bool {
+        if let Some(format) = self.call.kv.format() {
+            let rows = regions.out.chunks_exact_mut(self.tiling.width()).take(self.set.rows.len());
+            rows.for_each(|row| format.value_basis.transform(self.s, &mut row[..self.tiling.value_dim]));
+        }
         let Some(output) = &self.outputs.out else {
             let finite = self.accumulated_is_finite(regions);
             if finite || nonfinite == NonFinite::Handled {

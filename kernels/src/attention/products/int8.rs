@@ -117,14 +117,14 @@ pub(crate) unsafe fn panels_of<'a, S: Simd>(
     (panels, code)
 }
 
-/// Quantises a query to bytes. It is multiplied by the scales of the keys' channels first, so that its products with keys read
-/// only the keys' bytes.
+/// Quantises a query to bytes. It is taken to the keys' basis and multiplied by the scales of their channels first, so that its
+/// products with keys read only the keys' bytes.
 ///
 /// # Safety
 /// The query is readable.
 pub(crate) unsafe fn quantise_query<S: Simd>(
     s: S,
-    QueryRow { row, head_dim, scale, channels }: QueryRow<'_>,
+    QueryRow { row, head_dim, scale, channels, basis }: QueryRow<'_>,
     room: &mut [f32],
     quads: &mut [Query4],
 ) -> int8::Row {
@@ -132,6 +132,7 @@ pub(crate) unsafe fn quantise_query<S: Simd>(
     // SAFETY: the caller guarantees the query, of `head_dim` elements.
     unsafe { pack::pack_rows(s, row, [1, head_dim], NonFinite::Ignored, wide) };
     let row = &mut wide[..head_dim];
+    basis.transform(s, row);
     if let Some(channels) = channels {
         s.vectorize(
             #[inline(always)]

@@ -7,6 +7,7 @@
 use crate::attention::call::Call;
 use crate::attention::call::row_mods::Given;
 use crate::attention::products::multiply::{Arithmetic, Multiply};
+use crate::kv::cache::CacheFormat;
 use crate::matmul::operands::Floats;
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
@@ -83,17 +84,19 @@ pub(crate) struct Products {
 impl Products {
     /// Decides on the arithmetic of a call.
     pub(crate) fn of<S: Simd>(s: S, call: &Call<'_>, given: Given) -> Self {
-        let [keys, values] = call.kv.dtypes().map(|dtype| match dtype {
-            Some(Dtype::Bf16) if call.precision == Precision::Native => native(s).unwrap_or(Arithmetic::Floats),
-            Some(_) if call.precision == Precision::Accurate && s.has_matrix_unit() => Arithmetic::PartTiles,
-            Some(_) => Arithmetic::Floats,
-            None if call.kv.int4().is_some() => Arithmetic::Int4,
-            None if s.has_matrix_unit() && int8_tiles::takes(call.kv.dims()[0]) => Arithmetic::Int8Tiles,
-            None => Arithmetic::Int8,
+        let formats = call.kv.format().map(|format| [format.keys, format.values]);
+        let [keys, values] = [0, 1].map(|part| match (call.kv.dtypes()[part], formats.map(|formats| formats[part])) {
+            (Some(Dtype::Bf16), _) if call.precision == Precision::Native => native(s).unwrap_or(Arithmetic::Floats),
+            (Some(_), _) if call.precision == Precision::Accurate && s.has_matrix_unit() => Arithmetic::PartTiles,
+            (Some(_), _) => Arithmetic::Floats,
+            (None, Some(CacheFormat::Int4(_))) => Arithmetic::Int4,
+            (None, _) if s.has_matrix_unit() && int8_tiles::takes(call.kv.dims()[0]) => Arithmetic::Int8Tiles,
+            (None, _) => Arithmetic::Int8,
         });
-        // One span describes the rows of both.
-        let rows = |arithmetic| by_arithmetic!(arithmetic, |A| A::tile_rows::<S>());
-        let [keys, values] = if rows(keys) == rows(values) { [keys, values] } else { [Arithmetic::Floats; 2] };
+        // One span describes the rows of both, and one row block.
+        let rows = |arithmetic| by_arithmetic!(arithmetic, |A| (A::tile_rows::<S>(), A::ROW_BLOCK));
+        let alike = rows(keys) == rows(values);
+        let [keys, values] = [keys, values].map(|own| if alike { own } else { own.without_unit() });
         let kept = !given.weight && call.options.dropout.is_none();
         let rounds = kept && by_arithmetic!(values, |A| A::ROUNDS_IN_SOFTMAX);
         Self { keys, values, weights: if rounds { values } else { Arithmetic::Floats } }
@@ -146,7 +149,7 @@ impl Call<'_> {
         let (rows, keys) = isa.tile();
         let (products, packing, row_block) = ([1.0; 2], Floats::PACKING, Floats::ROW_BLOCK);
         let floats = Rates { tile: (rows, keys), products, time: 1.0, packing, row_block, parts: 0, unit: false };
-        let plain = self.precision == Precision::Exact && self.kv.dtypes() != [None; 2];
+        let plain = self.precision == Precision::Exact && !self.kv.dtypes().contains(&None);
         if plain { floats } else { dispatch!(isa, |s| Products::of(s, self, Given::default()).rates(floats)) }
     }
 

@@ -121,3 +121,14 @@ pub(crate) enum Arithmetic {
     /// Bfloat16 parts of numbers of any type, by a matrix unit: errors are those of floats.
     PartTiles,
 }
+
+impl Arithmetic {
+    /// Returns the arithmetic that takes its place where keys and values do not both suit the matrix unit.
+    pub(crate) fn without_unit(self) -> Self {
+        match self {
+            Self::Bf16Tiles | Self::PartTiles => Self::Floats,
+            Self::Int8Tiles => Self::Int8,
+            Self::Floats | Self::Bf16Pairs | Self::Int8 | Self::Int4 => self,
+        }
+    }
+}

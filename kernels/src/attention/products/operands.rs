@@ -1,6 +1,7 @@
 //! Operands of products, as an arithmetic takes them.
 
 use crate::kv::key_block::{BlockValues, ColumnValues, Keys};
+use crate::matmul::hadamard::Basis;
 use crate::matmul::pack::NonFinite;
 use crate::tensor::any::AnyRows;
 use crate::tensor::element::Dtype;
@@ -16,6 +17,8 @@ pub(crate) struct QueryRow<'a> {
     pub(crate) scale: f32,
     /// Scales of the keys' channels, if keys have such.
     pub(crate) channels: Option<&'a [f32]>,
+    /// Basis of the keys.
+    pub(crate) basis: Basis,
 }
 
 /// Queries of a row block.

@@ -3,6 +3,7 @@
 use super::Cache;
 use super::blocks::Packed;
 use super::spare::{Counts, SpareBlocks, size_for};
+use super::tokens::TokenPart;
 use super::write::NewRows;
 use crate::simd::LANES;
 use crate::simd::isa::Isa;
@@ -62,7 +63,7 @@ impl Cache {
         floats.clear();
         floats.try_reserve(sizes.kv_heads * rows.len() * sizes.head_dim).ok()?;
         for (head, row) in (0..sizes.kv_heads).flat_map(|head| rows.clone().map(move |row| (head, row))) {
-            self.store.widen_key(memory, block.rows, [head, row], floats);
+            floats.extend(self.store.elements(TokenPart::Key, (memory, block.rows), [head, row], 0..sizes.head_dim)?);
         }
         Some(())
     }

@@ -2,6 +2,7 @@
 
 use super::blocks::Packed;
 use crate::kv::value_panels::{ValueLayout, ValueOrder};
+use crate::matmul::hadamard::Basis;
 use crate::matmul::int4::{self, Int4, Place};
 use crate::matmul::int8;
 use crate::simd::LANES;
@@ -10,16 +11,42 @@ use crate::simd::width::LINE_BYTES;
 use crate::tensor::element::{Dtype, F16};
 use core::ops::Range;
 
-/// Storage format of keys and values.
+/// Storage format of keys or of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Elements(Dtype),
-    /// Int8: every value has a scale, and so has every key, or every channel of the keys.
-    Int8 {
-        key_scales: bool,
-    },
-    /// Int4: keys and values have numbers for each block of elements.
+    /// Int8: each row has a scale.
+    Int8,
+    /// Int8 keys whose channels have scales.
+    Int8Channels,
+    /// Int4: rows have numbers for each block of elements.
     Int4(Int4),
+}
+
+impl Format {
+    /// Returns the number of bytes of an element, or of two where a byte holds them.
+    pub(super) fn element_bytes(self) -> usize {
+        if let Self::Elements(dtype) = self { dtype.bytes() } else { 1 }
+    }
+
+    /// Returns the number of scales and centres of a row of `dim` elements, and the bytes of each.
+    pub(super) fn numbers(self, dim: usize) -> [usize; 2] {
+        match self {
+            Self::Elements(_) | Self::Int8Channels => [0, size_of::<f32>()],
+            Self::Int8 => [1, size_of::<f32>()],
+            Self::Int4(kind) => [int4::blocks(dim) * kind.numbers(), size_of::<F16>()],
+        }
+    }
+
+    /// Returns the number of elements that machines multiply at once, which lie side by side: of a packed key, or of a column of
+    /// neighbouring keys' values.
+    fn packed_group(self) -> usize {
+        match self {
+            Self::Elements(Dtype::Bf16) => 2,
+            Self::Elements(_) => 1,
+            Self::Int8 | Self::Int8Channels | Self::Int4(_) => int8::QUAD,
+        }
+    }
 }
 
 /// Order of the keys of a head in a block.
@@ -34,7 +61,11 @@ pub(super) enum KeyOrder {
 /// Sizes of a block's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sizes {
-    pub(super) format: Format,
+    pub(super) keys: Format,
+    pub(super) values: Format,
+    /// Bases of their elements.
+    pub(super) key_basis: Basis,
+    pub(super) value_basis: Basis,
     /// Number of keys of a block, in whole panels.
     pub(super) rows: usize,
     pub(super) key_order: KeyOrder,
@@ -56,7 +87,7 @@ impl Sizes {
     /// Returns the number of columns of values, or of latent keys, which hold the values, filled up to whole vectors or
     /// blocks.
     pub(super) fn width(self) -> usize {
-        let multiple = if let Format::Int4(_) = self.format { int4::BLOCK } else { LANES };
+        let multiple = if let Format::Int4(_) = self.values { int4::BLOCK } else { LANES };
         self.row_dim().next_multiple_of(multiple)
     }
 
@@ -68,18 +99,16 @@ impl Sizes {
         }
     }
 
-    /// Returns the number of bytes of an element, or of two where a byte holds them.
-    pub(super) fn element_bytes(self) -> usize {
-        if let Format::Elements(dtype) = self.format { dtype.bytes() } else { 1 }
+    /// Returns the number of neighbouring elements of a key that lie side by side.
+    pub(super) fn key_group(self) -> usize {
+        self.keys.packed_group()
     }
 
-    /// Returns the number of neighbouring elements of a key that lie side by side, and of neighbouring keys' values: those that
-    /// machines multiply at once.
-    pub(super) fn group(self) -> usize {
-        match (self.format, self.key_order) {
-            (Format::Elements(Dtype::Bf16), KeyOrder::Packed) => 2,
-            (Format::Elements(_), _) => 1,
-            (Format::Int8 { .. } | Format::Int4(_), _) => int8::QUAD,
+    /// Returns the number of neighbouring keys whose values lie side by side. Latent floats are rows.
+    pub(super) fn value_group(self) -> usize {
+        match (self.values, self.key_order) {
+            (Format::Elements(_), KeyOrder::Latent) => 1,
+            _ => self.values.packed_group(),
         }
     }
 
@@ -88,26 +117,24 @@ impl Sizes {
         let rows = |each: usize, bytes: usize| {
             self.rows.checked_mul(each)?.checked_mul(bytes)?.checked_next_multiple_of(LINE_BYTES)
         };
-        let [key_scales, keys, value_scales, values] = match self.format {
-            Format::Elements(dtype) => {
-                let key = self.head_dim.next_multiple_of(self.group());
-                [0, rows(key, dtype.bytes())?, 0, rows(self.width(), dtype.bytes())?]
-            }
-            Format::Int8 { key_scales } => {
-                let scales = rows(1, size_of::<f32>())?;
-                let keys = (self.rows / LANES).checked_mul(int8::panel_bytes(self.head_dim))?;
-                [if key_scales { scales } else { 0 }, keys, scales, rows(self.width(), 1)?]
-            }
-            Format::Int4(kind) => {
-                let numbers = |dim: usize| rows(int4::blocks(dim) * kind.numbers(), size_of::<F16>());
-                let elements = |dim: usize| rows(int4::blocks(dim) * (int4::BLOCK / 2), 1);
-                let (key, value) = (self.head_dim, self.row_dim());
-                [numbers(key)?, elements(key)?, numbers(value)?, elements(value)?]
-            }
+        let numbers = |format: Format, dim: usize| {
+            let [each, bytes] = format.numbers(dim);
+            rows(each, bytes)
         };
+        let int4 = |dim: usize| rows(int4::blocks(dim) * (int4::BLOCK / 2), 1);
+        let keys = match self.keys {
+            Format::Elements(dtype) => rows(self.head_dim.next_multiple_of(self.key_group()), dtype.bytes())?,
+            Format::Int8 | Format::Int8Channels => (self.rows / LANES).checked_mul(int8::panel_bytes(self.head_dim))?,
+            Format::Int4(_) => int4(self.head_dim)?,
+        };
+        let values = match self.values {
+            Format::Int4(_) => int4(self.row_dim())?,
+            format => rows(self.width(), format.element_bytes())?,
+        };
+        let value_numbers = numbers(self.values, self.row_dim())?;
         Some(match self.key_order {
-            KeyOrder::Packed => [key_scales, keys, value_scales, values],
-            KeyOrder::Latent => [0, 0, value_scales, values],
+            KeyOrder::Packed => [numbers(self.keys, self.head_dim)?, keys, value_numbers, values],
+            KeyOrder::Latent => [0, 0, value_numbers, values],
         })
     }
 
@@ -142,9 +169,9 @@ impl Sizes {
 
     /// Returns the number of elements of a panel of sixteen keys; in int4, of bytes.
     pub(super) fn panel(self) -> usize {
-        match self.format {
-            Format::Elements(_) | Format::Int8 { .. } => self.head_dim.next_multiple_of(self.group()) * LANES,
+        match self.keys {
             Format::Int4(_) => int4::blocks(self.head_dim) * int4::BLOCK_BYTES,
+            _ => self.head_dim.next_multiple_of(self.key_group()) * LANES,
         }
     }
 
@@ -155,8 +182,8 @@ impl Sizes {
 
     /// Returns the layout of a head's values. A row holds a group of keys.
     pub(super) fn value_layout(self) -> ValueLayout {
-        let rows = self.rows / self.group();
-        match self.format {
+        let rows = self.rows / self.value_group();
+        match self.values {
             Format::Int4(_) => ValueLayout { order: ValueOrder::Vectors, rows, width: self.width() / 2 },
             _ => ValueLayout { order: self.value_order, rows, width: self.width() },
         }
@@ -164,10 +191,10 @@ impl Sizes {
 
     /// Returns the index, among a head's values, of element `column` of value `row`; in int4, the index of its byte.
     pub(super) fn value(self, row: usize, column: usize) -> usize {
-        if let Format::Int4(kind) = self.format {
+        if let Format::Int4(kind) = self.values {
             return self.int4_value(kind, [row, column]).byte;
         }
-        let group = self.group();
+        let group = self.value_group();
         self.value_layout().at(row / group, column) * group + row % group
     }
 
@@ -183,13 +210,11 @@ impl Sizes {
 
     /// Returns the index, among a head's packed keys, of element `d` of key `row`; in int4, the index of its byte.
     pub(super) fn key(self, row: usize, d: usize) -> usize {
-        match self.format {
-            Format::Elements(_) | Format::Int8 { .. } => {
-                let group = self.group();
-                row / LANES * self.panel() + (d / group * LANES + row % LANES) * group + d % group
-            }
-            Format::Int4(kind) => self.int4_key(kind, [row, d]).byte,
+        if let Format::Int4(kind) = self.keys {
+            return self.int4_key(kind, [row, d]).byte;
         }
+        let group = self.key_group();
+        row / LANES * self.panel() + (d / group * LANES + row % LANES) * group + d % group
     }
 
     /// Makes a block of `rows` keys, all 0. `None` if there is no memory for it.
@@ -209,23 +234,14 @@ impl Sizes {
         }
     }
 
-    /// Returns the number of scales and centres that a value has in a head, and the bytes of each.
-    fn value_numbers(self) -> [usize; 2] {
-        match self.format {
-            Format::Elements(_) => [0, 0],
-            Format::Int8 { .. } => [1, size_of::<f32>()],
-            Format::Int4(kind) => [int4::blocks(self.row_dim()) * kind.numbers(), size_of::<F16>()],
-        }
-    }
-
     /// Iterates over byte ranges of a head's parts, each with the keys in order. Blocks of other sizes have the same
     /// ranges, longer or shorter.
     pub(super) fn strips(self, head: usize) -> impl Iterator<Item = Range<usize>> {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
-        let (layout, [numbers, bytes]) = (self.value_layout(), self.value_numbers());
+        let (layout, [numbers, bytes]) = (self.value_layout(), self.values.numbers(self.row_dim()));
         let number = self.rows * bytes;
         let scales = (0..numbers).map(move |i| value_scales.start + i * number..value_scales.start + (i + 1) * number);
-        let element = self.group() * self.element_bytes();
+        let element = self.value_group() * self.values.element_bytes();
         let values = layout.panels().map(move |panel| {
             let start = values.start + layout.at(0, panel.start) * element;
             start..start + layout.rows * panel.len() * element

@@ -30,8 +30,8 @@ use core::ops::Range;
 use layout::{KeyOrder, Sizes};
 pub use pool::PackedPool;
 pub use spare::SpareBlocks;
-pub use store::CacheFormat;
 use store::Store;
+pub use store::{CacheFormat, KvFormat};
 pub use tokens::{NewTokens, TokenPart};
 use write::NewRows;
 
@@ -79,7 +79,7 @@ impl Cache {
     ) -> Option<Self> {
         let last = sliding.is_none_or(|sliding| sliding.last > 0);
         assert!(last && head_dim.max(value_dim) <= MAX_DIM, "a window without keys, or a dimension beyond MAX_DIM");
-        let store = Store::new(KEY_BLOCK, kv_heads, [head_dim, value_dim], CacheFormat::Elements(dtype));
+        let store = Store::new(KEY_BLOCK, kv_heads, [head_dim, value_dim], CacheFormat::Elements(dtype).into());
         store.sizes.bytes().filter(|&bytes| bytes <= isize::MAX as usize)?;
         let (mut blocks, mut lens) = (Vec::new(), Vec::new());
         blocks.try_reserve_exact(sequences).ok()?;
@@ -95,10 +95,11 @@ impl Cache {
     /// Empties the cache and sets another format. The scratch for appending bytes is not allocated yet.
     ///
     /// # Panics
-    /// For int8 and int4, if keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM). If there is not one scale for
-    /// each channel, or the cache is latent and channels have scales.
+    /// For integer keys longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM). If there is not one scale for each channel of
+    /// keys, or values have such. If the cache is latent, and keys have another format or basis than values' channels. For floats
+    /// in another basis.
     #[must_use]
-    pub fn with_format(self, format: CacheFormat<'_>) -> Self {
+    pub fn with_format(self, format: KvFormat<'_>) -> Self {
         let emptied = self.emptied();
         Self { store: emptied.store.with_format(format), ..emptied }
     }
@@ -106,11 +107,12 @@ impl Cache {
     /// Empties the cache and stores its keys as values: the first columns of keys are the values.
     ///
     /// # Panics
-    /// If values are longer than keys, or the channels of keys have scales.
+    /// If values are longer than keys or have another format, or the channels of keys have scales, or a basis is not the channels.
     #[must_use]
     pub fn with_latent(self) -> Self {
         let mut emptied = self.emptied();
-        assert!(emptied.store.channel_scales().is_none(), "a latent key has one scale");
+        let format = emptied.store.format();
+        assert!(format == KvFormat::from(format.values), "latent keys are the values");
         let sizes = &mut emptied.store.sizes;
         assert!(sizes.value_dim <= sizes.head_dim, "values are columns of the keys");
         (sizes.key_order, sizes.value_order) = (KeyOrder::Latent, ValueOrder::Rows);
@@ -143,7 +145,7 @@ impl Cache {
     }
 
     /// Returns the format of its elements.
-    pub fn format(&self) -> CacheFormat<'_> {
+    pub fn format(&self) -> KvFormat<'_> {
         self.store.format()
     }
 

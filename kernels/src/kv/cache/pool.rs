@@ -3,7 +3,7 @@
 //! The caller's block tables say which page belongs to which sequence (`block_table.rs`).
 
 use super::scattered::Scattered;
-use super::store::{CacheFormat, Store};
+use super::store::{KvFormat, Store};
 use super::tokens::{NewTokens, TokenPart};
 use super::write::NewRows;
 use crate::kv::block_table::{BlockTable, PageError};
@@ -29,13 +29,14 @@ impl PackedPool {
     /// `None` if there is no memory for them.
     ///
     /// # Panics
-    /// If a page does not have whole panels, or a length is 0; for int8 and int4, if keys are longer than
-    /// [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or, for int8, there is not one scale for each channel.
+    /// If a page does not have whole panels, or a length is 0; for formats that [`Cache::with_format`] refuses.
+    ///
+    /// [`Cache::with_format`]: super::Cache::with_format
     pub fn new(
         [pages, page_size]: [usize; 2],
         kv_heads: usize,
         [head_dim, value_dim]: [usize; 2],
-        format: CacheFormat<'_>,
+        format: KvFormat<'_>,
     ) -> Option<Self> {
         assert!(page_size > 0 && page_size.is_multiple_of(LANES), "pages of {page_size} keys");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
@@ -70,7 +71,7 @@ impl PackedPool {
     }
 
     /// Returns the format of its elements.
-    pub fn format(&self) -> CacheFormat<'_> {
+    pub fn format(&self) -> KvFormat<'_> {
         self.store.format()
     }
 
@@ -186,8 +187,13 @@ impl PackedPool {
         Scattered::new(self.store.sizes, move |page| (self.page(page), rows))
     }
 
-    /// Returns element `[page, head, row, d]` of the keys or of the values. The page has the row.
-    pub(crate) fn element(&self, part: TokenPart, [page, head, row, d]: [usize; 4]) -> Option<f32> {
-        self.store.element(part, self.page(page), self.page_size(), [head, row, d])
+    /// Returns some elements of key or value `[page, head, row]`, widened. The page has the row.
+    pub(crate) fn elements(
+        &self,
+        part: TokenPart,
+        [page, head, row]: [usize; 3],
+        of: Range<usize>,
+    ) -> Option<Vec<f32>> {
+        self.store.elements(part, (self.page(page), self.page_size()), [head, row], of)
     }
 }

@@ -9,8 +9,10 @@ use crate::kv::block_table::Stretch;
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::ValuePanels;
+use crate::matmul::hadamard::Basis;
 use crate::matmul::int4;
 use crate::simd::LANES;
+use crate::simd::portable::Portable;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Dtype, Element};
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
@@ -97,7 +99,7 @@ impl Cache {
         stretches: impl Iterator<Item = Stretch>,
         table: &mut Table,
     ) -> Option<(Keys, BlockValues)> {
-        let Format::Elements(dtype) = self.store.sizes.format else { return None };
+        let Format::Elements(dtype) = self.store.sizes.values else { return None };
         if !self.is_latent() {
             return None;
         }
@@ -121,10 +123,10 @@ impl Cache {
         self.block(sequence, block).expect("the block is held")
     }
 
-    /// Returns element `[b, h, j, d]` of the keys or of the values; `None` where the cache has none.
-    pub(crate) fn element(&self, part: TokenPart, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+    /// Returns some elements of key or value `[b, h, j]`, widened; `None` where the cache has none.
+    pub(crate) fn elements(&self, part: TokenPart, [b, h, j]: [usize; 3], of: Range<usize>) -> Option<Vec<f32>> {
         let block = self.block(b, j / KEY_BLOCK).filter(|_| j < self.lens[b])?;
-        self.store.element(part, block.memory.floats(), block.rows, [h, j % KEY_BLOCK, d])
+        self.store.elements(part, (block.memory.floats(), block.rows), [h, j % KEY_BLOCK], of)
     }
 }
 
@@ -138,22 +140,31 @@ fn in_blocks(keys: Range<usize>) -> impl Iterator<Item = Stretch> + Clone {
 }
 
 impl Store {
-    /// Returns element `[head, row, d]` of the keys or of the values of a block of `rows` keys, widened; `None` beyond the last
+    /// Returns some elements of key or value `[head, row]` of a block with room for a number of keys, widened; `None` beyond the last
     /// head or element.
-    pub(super) fn element(&self, part: TokenPart, block: &[f32], rows: usize, at: [usize; 3]) -> Option<f32> {
-        let sizes = self.sizes.with_rows(rows);
-        let dim = if part == TokenPart::Key { sizes.head_dim } else { sizes.value_dim };
-        (at[0] < sizes.kv_heads && at[2] < dim).then(|| match (part, sizes.parts(at[0])) {
-            (TokenPart::Key, parts) => sizes.key_element(block, &parts, at, self.channel_scales()),
-            (_, parts) => sizes.value_element(block, &parts, [at[1], at[2]]),
-        })
-    }
-
-    /// Widens key `row` of a head of a block of `rows` keys.
-    pub(super) fn widen_key(&self, block: &[f32], rows: usize, [h, row]: [usize; 2], to: &mut Vec<f32>) {
+    pub(super) fn elements(
+        &self,
+        part: TokenPart,
+        (block, rows): (&[f32], usize),
+        [h, row]: [usize; 2],
+        of: Range<usize>,
+    ) -> Option<Vec<f32>> {
         let (sizes, channels) = (self.sizes.with_rows(rows), self.channel_scales());
-        let parts = sizes.parts(h);
-        to.extend((0..sizes.head_dim).map(|d| sizes.key_element(block, &parts, [h, row, d], channels)));
+        let (dim, basis) = match part {
+            TokenPart::Key => (sizes.head_dim, sizes.key_basis),
+            _ => (sizes.value_dim, sizes.value_basis),
+        };
+        let parts = (h < sizes.kv_heads && of.end <= dim).then(|| sizes.parts(h))?;
+        let stored = |d| match part {
+            TokenPart::Key => sizes.key_element(block, &parts, [h, row, d], channels),
+            _ => sizes.value_element(block, &parts, [row, d]),
+        };
+        if basis == Basis::Channels {
+            return Some(of.map(stored).collect());
+        }
+        let mut all: Vec<f32> = (0..dim).map(stored).collect();
+        basis.transform(Portable, &mut all);
+        Some(all[of].to_vec())
     }
 }
 
@@ -162,21 +173,21 @@ impl Sizes {
     pub(super) fn keys_of(self, block: &[f32], head: usize) -> Keys {
         let (at, panel) = (self.parts(head), self.panel() as isize);
         let latent = self.key_order == KeyOrder::Latent;
-        match self.format {
+        match self.keys {
             Format::Elements(dtype) if latent => {
                 let row = self.width() as isize;
                 Keys::Rows(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.values).as_ptr(), row, 1)))
             }
             _ if latent => Keys::Latent,
             Format::Elements(Dtype::Bf16) => {
-                Keys::Pairs(Rows::strided(part(block, at.keys).as_ptr(), panel / self.group() as isize, 1))
+                Keys::Pairs(Rows::strided(part(block, at.keys).as_ptr(), panel / self.key_group() as isize, 1))
             }
             Format::Elements(dtype) => {
                 Keys::Packed(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.keys).as_ptr(), panel, 1)))
             }
-            Format::Int8 { key_scales } => Keys::Int8 {
+            format @ (Format::Int8 | Format::Int8Channels) => Keys::Int8 {
                 panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
-                scales: key_scales.then(|| part(block, at.key_scales) as *const _),
+                scales: (format == Format::Int8).then(|| part(block, at.key_scales) as *const _),
             },
             Format::Int4(kind) => Keys::Int4 {
                 panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
@@ -189,14 +200,14 @@ impl Sizes {
     /// Returns a head's values of a block: a row for each key that the block has room for.
     pub(super) fn values_of(self, block: &[f32], head: usize) -> BlockValues {
         let (at, mut layout) = (self.parts(head), self.value_layout());
-        match self.format {
+        match self.values {
             Format::Elements(Dtype::Bf16) if self.key_order == KeyOrder::Packed => {
                 BlockValues::Pairs(ValuePanels::together(part(block, at.values).as_ptr(), layout))
             }
             Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
                 ValuePanels::together(part::<T>(block, at.values).as_ptr(), layout)
             })),
-            Format::Int8 { .. } => BlockValues::Int8 {
+            Format::Int8 | Format::Int8Channels => BlockValues::Int8 {
                 values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
                 scales: part(block, at.value_scales),
             },
@@ -218,10 +229,10 @@ impl Sizes {
     /// Returns element `d` of key `row` of a head, which has these parts, widened; `channels` are the scales of the keys'
     /// channels, if there are any.
     fn key_element(self, block: &[f32], at: &Parts, [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
-        match self.format {
+        match self.keys {
             _ if self.key_order == KeyOrder::Latent => self.value_element(block, at, [row, d]),
             Format::Elements(dtype) => element(block, dtype, at.keys.clone(), self.key(row, d)),
-            Format::Int8 { .. } => {
+            Format::Int8 | Format::Int8Channels => {
                 let scale = match channels {
                     Some(channels) => channels[h * self.head_dim + d],
                     None => part::<f32>(block, at.key_scales.clone())[row],
@@ -237,9 +248,9 @@ impl Sizes {
 
     /// Returns element `d` of value `row` of a head, which has these parts, widened.
     fn value_element(self, block: &[f32], at: &Parts, [row, d]: [usize; 2]) -> f32 {
-        match self.format {
+        match self.values {
             Format::Elements(dtype) => element(block, dtype, at.values.clone(), self.value(row, d)),
-            Format::Int8 { .. } => {
+            Format::Int8 | Format::Int8Channels => {
                 let byte = part::<i8>(block, at.values.clone())[self.value(row, d)];
                 f32::from(byte) * part::<f32>(block, at.value_scales.clone())[row]
             }

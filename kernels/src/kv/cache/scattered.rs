@@ -62,12 +62,12 @@ impl<'a, F: Fn(usize) -> (&'a [f32], usize)> Scattered<F> {
         table: &mut Table,
     ) -> Keys {
         let at = self.sizes.parts(head);
-        match self.sizes.format {
+        match self.sizes.keys {
             Format::Elements(Dtype::Bf16) => Keys::Pairs(self.panels(&at, stretches, table)),
             Format::Elements(dtype) => Keys::Packed(by_dtype!(dtype, |T| self.panels::<T>(&at, stretches, table))),
-            Format::Int8 { key_scales } => {
+            format @ (Format::Int8 | Format::Int8Channels) => {
                 let panels = self.panels(&at, stretches.clone(), table);
-                let scales = key_scales.then(|| self.scales(&at.key_scales, stretches, table));
+                let scales = (format == Format::Int8).then(|| self.scales(&at.key_scales, stretches, table));
                 Keys::Int8 { panels, scales }
             }
             Format::Int4(kind) => {
@@ -86,12 +86,12 @@ impl<'a, F: Fn(usize) -> (&'a [f32], usize)> Scattered<F> {
         table: &mut Table,
     ) -> BlockValues {
         let at = self.sizes.parts(head);
-        match self.sizes.format {
+        match self.sizes.values {
             Format::Elements(Dtype::Bf16) => BlockValues::Pairs(self.value_panels(&at.values, stretches, table)),
             Format::Elements(dtype) => {
                 BlockValues::ValuePanels(by_dtype!(dtype, |T| self.value_panels::<T>(&at.values, stretches, table)))
             }
-            Format::Int8 { .. } => {
+            Format::Int8 | Format::Int8Channels => {
                 let values = self.value_panels(&at.values, stretches.clone(), table);
                 BlockValues::Int8 { values, scales: self.scales(&at.value_scales, stretches, table) }
             }
@@ -112,9 +112,8 @@ impl<'a, F: Fn(usize) -> (&'a [f32], usize)> Scattered<F> {
         table: &mut Table,
     ) -> Rows<T> {
         // In elements of `T`, groups of elements where it is such.
-        let element = self.sizes.element_bytes();
-        let number = |elements: usize| elements * element / size_of::<T>();
-        let (panel, mut filled) = (number(self.sizes.panel()), 0);
+        let number = |format: Format, elements: usize| elements * format.element_bytes() / size_of::<T>();
+        let (panel, mut filled) = (number(self.sizes.keys, self.sizes.panel()), 0);
         for Stretch { page, row, len } in stretches.clone() {
             let panels = len.div_ceil(LANES);
             let first = &part::<T>(self.block(page), at.keys.clone())[row / LANES * panel..][..panels * panel];
@@ -124,8 +123,9 @@ impl<'a, F: Fn(usize) -> (&'a [f32], usize)> Scattered<F> {
         let cols = self.sizes.value_layout().panel(0).len();
         for Stretch { page, row, len } in stretches {
             let panels = len.div_ceil(LANES);
-            let first = part::<T>(self.block(page), at.values.clone()).as_ptr().wrapping_add(number(row * cols));
-            table.fill(filled, panels, first, number(LANES * cols) as isize);
+            let values = |rows: usize| number(self.sizes.values, rows * cols);
+            let first = part::<T>(self.block(page), at.values.clone()).as_ptr().wrapping_add(values(row));
+            table.fill(filled, panels, first, values(LANES) as isize);
             filled += panels;
         }
         Rows::scattered(table, panel as isize, 1)
@@ -138,7 +138,7 @@ impl<'a, F: Fn(usize) -> (&'a [f32], usize)> Scattered<F> {
         stretches: impl Iterator<Item = Stretch>,
         table: &mut Table,
     ) -> ValuePanels<T> {
-        let (layout, together, mut filled) = (self.sizes.value_layout(), self.sizes.group(), 0);
+        let (layout, together, mut filled) = (self.sizes.value_layout(), self.sizes.value_group(), 0);
         let cols = layout.panel(0).len();
         for Stretch { page, row, len } in stretches {
             // A stretch starts with a panel.

@@ -2,21 +2,22 @@
 
 use super::layout::{Format, KeyOrder, Sizes};
 use crate::kv::value_panels::ValueOrder;
+use crate::matmul::hadamard::Basis;
 use crate::matmul::int4::Int4;
 use crate::matmul::int8::MAX_HEAD_DIM;
 use crate::simd::LANES;
 use crate::tensor::element::Dtype;
 
-/// Format of the elements of a cache or a page pool.
+/// Format of the keys or of the values of a cache or a page pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum CacheFormat<'a> {
     /// Floating-point elements of this type.
     Elements(Dtype),
-    /// Bytes, with a scale for each key and each value of a head (`KeyScales::PerToken`).
+    /// Bytes, with a scale for each row of a head (`KeyScales::PerToken`).
     Int8PerToken,
-    /// Bytes, with a scale for each value of a head, and these `[kv_heads × head_dim]` scales for the channels of the
-    /// keys (`KeyScales::PerChannel`).
+    /// Bytes, with these `[kv_heads × head_dim]` scales for the channels of the keys (`KeyScales::PerChannel`). Values
+    /// cannot have it.
     Int8PerChannel(&'a [f32]),
     /// Four bits; each block of 32 elements has a scale, and optionally a centre (`KvCache::int4`).
     Int4(Int4),
@@ -27,13 +28,85 @@ impl CacheFormat<'_> {
     pub(crate) fn dtype(self) -> Option<Dtype> {
         if let Self::Elements(dtype) = self { Some(dtype) } else { None }
     }
+
+    /// Returns the number of bits of an element.
+    pub(crate) fn bits(self) -> usize {
+        match self {
+            Self::Elements(dtype) => 8 * dtype.bytes(),
+            Self::Int8PerToken | Self::Int8PerChannel(_) => 8,
+            Self::Int4(_) => 4,
+        }
+    }
+
+    /// Returns how rows of this format are stored.
+    fn stored(self) -> Format {
+        match self {
+            Self::Elements(dtype) => Format::Elements(dtype),
+            Self::Int8PerToken => Format::Int8,
+            Self::Int8PerChannel(_) => Format::Int8Channels,
+            Self::Int4(kind) => Format::Int4(kind),
+        }
+    }
+}
+
+/// Format of a cache or a page pool: that of its keys, and that of its values.
+///
+/// A [`CacheFormat`] alone is that of both; values of bytes then have a scale each, whatever keys have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct KvFormat<'a> {
+    /// Format of the keys.
+    pub keys: CacheFormat<'a>,
+    /// Format of the values.
+    pub values: CacheFormat<'a>,
+    /// Basis of the keys' elements. Queries are brought to it when they are quantised.
+    pub key_basis: Basis,
+    /// Basis of the values' elements. Outputs are brought back from it.
+    pub value_basis: Basis,
+}
+
+impl<'a> KvFormat<'a> {
+    /// Takes the formats of keys and of values.
+    pub fn new(keys: CacheFormat<'a>, values: CacheFormat<'a>) -> Self {
+        Self { keys, values, key_basis: Basis::Channels, value_basis: Basis::Channels }
+    }
+
+    /// Returns the types of keys and of values; `None` for integers.
+    pub(crate) fn dtypes(self) -> [Option<Dtype>; 2] {
+        [self.keys, self.values].map(CacheFormat::dtype)
+    }
+
+    /// Sets the basis in which integer keys are stored.
+    #[must_use]
+    pub fn key_basis(self, key_basis: Basis) -> Self {
+        Self { key_basis, ..self }
+    }
+
+    /// Sets the basis in which integer values are stored.
+    #[must_use]
+    pub fn value_basis(self, value_basis: Basis) -> Self {
+        Self { value_basis, ..self }
+    }
+}
+
+impl<'a> From<CacheFormat<'a>> for KvFormat<'a> {
+    fn from(format: CacheFormat<'a>) -> Self {
+        let bytes = matches!(format, CacheFormat::Int8PerChannel(_));
+        Self::new(format, if bytes { CacheFormat::Int8PerToken } else { format })
+    }
+}
+
+impl PartialEq<CacheFormat<'_>> for KvFormat<'_> {
+    fn eq(&self, other: &CacheFormat<'_>) -> bool {
+        *self == KvFormat::from(*other)
+    }
 }
 
 /// Sizes and format of what is stored.
 #[derive(Debug, Clone)]
 pub(super) struct Store {
     pub(super) sizes: Sizes,
-    /// Scratch and channel scales, if the format is int8.
+    /// Scratch and channel scales, if keys or values are int8.
     pub(super) int8: Option<Int8>,
 }
 
@@ -42,7 +115,7 @@ pub(super) struct Store {
 pub(super) struct Int8 {
     /// Scales of the keys' channels, `[kv_heads][head_dim]`, if keys have no scales.
     pub(super) channels: Option<Box<[f32]>>,
-    /// Scratch of a row: widened, in whole vectors; then a key and a value as bytes. Empty until it is reserved.
+    /// Scratch of a row: widened, in whole vectors; then as bytes. Empty until it is reserved.
     pub(super) row: Vec<f32>,
     pub(super) bytes: Vec<i8>,
 }
@@ -52,47 +125,63 @@ impl Store {
     ///
     /// # Panics
     /// As [`Self::with_format`].
-    pub(super) fn new(
-        rows: usize,
-        kv_heads: usize,
-        [head_dim, value_dim]: [usize; 2],
-        format: CacheFormat<'_>,
-    ) -> Self {
-        let (key_order, value_order) = (KeyOrder::Packed, ValueOrder::Panels);
+    pub(super) fn new(rows: usize, kv_heads: usize, [head_dim, value_dim]: [usize; 2], format: KvFormat<'_>) -> Self {
         let floats = Format::Elements(Dtype::F32);
-        let sizes = Sizes { format: floats, rows, key_order, value_order, kv_heads, head_dim, value_dim };
+        let sizes = Sizes {
+            keys: floats,
+            values: floats,
+            key_basis: Basis::Channels,
+            value_basis: Basis::Channels,
+            rows,
+            key_order: KeyOrder::Packed,
+            value_order: ValueOrder::Panels,
+            kv_heads,
+            head_dim,
+            value_dim,
+        };
         Self { sizes, int8: None }.with_format(format)
     }
 
     /// Sets the format, without scratch yet.
     ///
     /// # Panics
-    /// For int8 and int4, if keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM). If there is not one scale for
-    /// each channel, or keys are latent and their channels have scales.
-    pub(super) fn with_format(self, format: CacheFormat<'_>) -> Self {
+    /// For integer keys longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM). If there is not one scale for each channel of
+    /// keys, or values have such. If keys are latent, and stored otherwise than values or in another basis than their channels. For
+    /// floats in another basis.
+    pub(super) fn with_format(self, format: KvFormat<'_>) -> Self {
+        let KvFormat { keys, values, key_basis, value_basis } = format;
         let Sizes { key_order, kv_heads, head_dim, .. } = self.sizes;
-        assert!(head_dim <= MAX_HEAD_DIM || format.dtype().is_some(), "keys are too long for integers");
-        let (format, int8) = match format {
-            CacheFormat::Elements(dtype) => (Format::Elements(dtype), None),
-            CacheFormat::Int8PerToken => (Format::Int8 { key_scales: true }, Some(Int8::default())),
-            CacheFormat::Int8PerChannel(scales) => {
-                assert!(Some(scales.len()) == kv_heads.checked_mul(head_dim), "a scale for each channel");
-                assert!(key_order != KeyOrder::Latent, "a latent key has one scale");
-                (Format::Int8 { key_scales: false }, Some(Int8 { channels: Some(scales.into()), ..Int8::default() }))
-            }
-            CacheFormat::Int4(kind) => (Format::Int4(kind), None),
+        assert!(head_dim <= MAX_HEAD_DIM || keys.dtype().is_some(), "keys are too long for integers");
+        for (format, basis) in [(keys, key_basis), (values, value_basis)] {
+            assert!(basis == Basis::Channels || format.dtype().is_none(), "floats in another basis");
+        }
+        let channels = match keys {
+            CacheFormat::Int8PerChannel(scales) => Some(scales),
+            _ => None,
         };
-        Self { sizes: Sizes { format, ..self.sizes }, int8 }
+        assert!(
+            channels.is_none_or(|scales| Some(scales.len()) == kv_heads.checked_mul(head_dim)),
+            "scales of channels"
+        );
+        let [keys, values] = [keys, values].map(CacheFormat::stored);
+        assert!(values != Format::Int8Channels, "a value has one scale");
+        let in_channels = [key_basis, value_basis] == [Basis::Channels; 2];
+        assert!(key_order != KeyOrder::Latent || keys == values && in_channels, "latent keys are the values");
+        let bytes = [keys, values].iter().any(|format| matches!(format, Format::Int8 | Format::Int8Channels));
+        let int8 = bytes.then(|| Int8 { channels: channels.map(Box::from), ..Int8::default() });
+        Self { sizes: Sizes { keys, values, key_basis, value_basis, ..self.sizes }, int8 }
     }
 
     /// Returns the format.
-    pub(super) fn format(&self) -> CacheFormat<'_> {
-        match (self.sizes.format, self.channel_scales()) {
+    pub(super) fn format(&self) -> KvFormat<'_> {
+        let format = |format: Format| match (format, self.channel_scales()) {
             (Format::Elements(dtype), _) => CacheFormat::Elements(dtype),
-            (Format::Int8 { .. }, None) => CacheFormat::Int8PerToken,
-            (Format::Int8 { .. }, Some(scales)) => CacheFormat::Int8PerChannel(scales),
+            (Format::Int8Channels, Some(scales)) => CacheFormat::Int8PerChannel(scales),
+            (Format::Int8 | Format::Int8Channels, _) => CacheFormat::Int8PerToken,
             (Format::Int4(kind), _) => CacheFormat::Int4(kind),
-        }
+        };
+        let Sizes { keys, values, key_basis, value_basis, .. } = self.sizes;
+        KvFormat { keys: format(keys), values: format(values), key_basis, value_basis }
     }
 
     /// Returns the scales of the keys' channels, `[kv_heads][head_dim]`, if they have any.
@@ -104,6 +193,6 @@ impl Store {
     pub(super) fn reserve_scratch(&mut self) {
         let Self { sizes, int8: Some(Int8 { row, bytes, .. }) } = self else { return };
         row.resize(sizes.head_dim.max(sizes.value_dim).next_multiple_of(LANES), 0.0);
-        bytes.resize(sizes.head_dim + sizes.width(), 0);
+        bytes.resize(sizes.head_dim.max(sizes.width()), 0);
     }
 }

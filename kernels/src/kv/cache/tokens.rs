@@ -5,7 +5,6 @@ use super::layout::{Format, KeyOrder, Parts, Sizes};
 use super::spare::{Counts, size_for};
 use super::{Cache, Sliding};
 use crate::matmul::int4;
-use crate::tensor::element::F16;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 use std::sync::Arc;
@@ -41,29 +40,30 @@ impl TokenPart {
     pub const ALL: [Self; 4] = [Self::Key, Self::KeyScale, Self::Value, Self::ValueScale];
 }
 
+impl Format {
+    /// Returns the first element that is stored in element `i` of a row; in int4 that is a byte of two elements.
+    fn first_element(self, i: usize) -> usize {
+        match self {
+            Self::Int4(_) => i / (int4::BLOCK / 2) * int4::BLOCK + i % (int4::BLOCK / 2),
+            _ => i,
+        }
+    }
+}
+
 impl Sizes {
     /// Returns the number of elements of a part of a token, 0 if the format lacks it; and the bytes of each.
     pub(super) fn elements(self, part: TokenPart) -> [usize; 2] {
         if self.key_order == KeyOrder::Latent && matches!(part, TokenPart::Value | TokenPart::ValueScale) {
             return [0, 1];
         }
-        let (bytes, scales) = match self.format {
-            Format::Elements(dtype) => (dtype.bytes(), [0, 0]),
-            Format::Int8 { key_scales } => (1, [usize::from(key_scales), 1]),
-            Format::Int4(kind) => {
-                let dim = if let TokenPart::Key | TokenPart::KeyScale = part { self.head_dim } else { self.value_dim };
-                let blocks = int4::blocks(dim);
-                return match part {
-                    TokenPart::Key | TokenPart::Value => [blocks * int4::BLOCK / 2, 1],
-                    TokenPart::KeyScale | TokenPart::ValueScale => [blocks * kind.numbers(), size_of::<F16>()],
-                };
-            }
+        let (format, dim) = match part {
+            TokenPart::Key | TokenPart::KeyScale => (self.keys, self.head_dim),
+            TokenPart::Value | TokenPart::ValueScale => (self.values, self.value_dim),
         };
-        match part {
-            TokenPart::Key => [self.head_dim, bytes],
-            TokenPart::Value => [self.value_dim, bytes],
-            TokenPart::KeyScale => [scales[0], size_of::<f32>()],
-            TokenPart::ValueScale => [scales[1], size_of::<f32>()],
+        match (part, format) {
+            (TokenPart::KeyScale | TokenPart::ValueScale, _) => format.numbers(dim),
+            (_, Format::Int4(_)) => [int4::blocks(dim) * int4::BLOCK / 2, 1],
+            _ => [dim, format.element_bytes()],
         }
     }
 
@@ -81,9 +81,9 @@ impl Sizes {
         let [elements, _] = self.elements(part);
         let next = move |first: usize| {
             let end = match self.stored_as(part) {
-                TokenPart::Value if self.group() == 1 => self.value_layout().panel(first).end,
+                TokenPart::Value if self.value_group() == 1 => self.value_layout().panel(first).end,
                 TokenPart::Value => first + 1,
-                TokenPart::Key => first + self.group(),
+                TokenPart::Key => first + self.key_group(),
                 TokenPart::KeyScale | TokenPart::ValueScale => first + 1,
             };
             first..end.min(elements)
@@ -103,27 +103,20 @@ impl Sizes {
             TokenPart::ValueScale => value_scales.start,
         };
         let index = match part {
-            TokenPart::Key => self.key(row, self.first_element(run.start)),
-            TokenPart::Value => self.value(row, self.first_element(run.start)),
+            TokenPart::Key => self.key(row, self.keys.first_element(run.start)),
+            TokenPart::Value => self.value(row, self.values.first_element(run.start)),
             TokenPart::KeyScale | TokenPart::ValueScale => self.scale(part, row, run.start),
         };
         let start = start + index * bytes;
         start..start + run.len() * bytes
     }
 
-    /// Returns the first element that is stored in element `i` of a part; in int4 that is a byte of two elements.
-    fn first_element(self, i: usize) -> usize {
-        match self.format {
-            Format::Int4(_) => i / (int4::BLOCK / 2) * int4::BLOCK + i % (int4::BLOCK / 2),
-            _ => i,
-        }
-    }
-
     /// Returns the index of scale `i` of token `row` among the head's scales; in int4, the index of a block's number.
     fn scale(self, part: TokenPart, row: usize, i: usize) -> usize {
-        let Format::Int4(kind) = self.format else { return row };
+        let of_keys = part == TokenPart::KeyScale;
+        let Format::Int4(kind) = (if of_keys { self.keys } else { self.values }) else { return row };
         let at = [row, i / kind.numbers() * int4::BLOCK];
-        let place = if part == TokenPart::KeyScale { self.int4_key(kind, at) } else { self.int4_value(kind, at) };
+        let place = if of_keys { self.int4_key(kind, at) } else { self.int4_value(kind, at) };
         place.numbers()[i % kind.numbers()]
     }
 

@@ -5,6 +5,7 @@
 use super::layout::{Format, KeyOrder, Parts, Sizes, part_mut};
 use super::store::Int8;
 use crate::matmul::bf16_pairs;
+use crate::matmul::hadamard::{Basis, MAX_BLOCK};
 use crate::matmul::int4::{self, Int4, Place};
 use crate::matmul::int8;
 use crate::matmul::pack::{self, NonFinite};
@@ -44,38 +45,41 @@ impl NewRows<'_> {
         }
         assert!(first + rows.len() <= sizes.rows, "more rows than a block has");
         for h in 0..kv_heads {
-            let source = |x: Tensor<'_>, dim| {
+            let source = |x: Tensor<'_>, dim, basis| {
                 // SAFETY: the head and the rows, of `dim` elements, are inside both tensors, as was asserted.
-                Source { rows: unsafe { x.rows(b, h, rows.start) }, n: rows.len(), dim }
+                Source { rows: unsafe { x.rows(b, h, rows.start) }, n: rows.len(), dim, basis }
             };
+            let key = source(k, head_dim, sizes.key_basis);
             let (key, value) = match sizes.key_order {
-                KeyOrder::Packed => (Some(source(k, head_dim)), v.map(|v| source(v, value_dim))),
+                KeyOrder::Packed => (Some(key), v.map(|v| source(v, value_dim, sizes.value_basis))),
                 // The row that is stored as a value is the key; there is no other copy.
-                KeyOrder::Latent => (None, Some(source(k, head_dim))),
+                KeyOrder::Latent => (None, Some(key)),
             };
             let mut head = Head { sizes, parts: sizes.parts(h), first, n: rows.len(), block, isa };
-            match (sizes.format, int8.as_deref_mut()) {
-                (Format::Elements(Dtype::F32), _) => head.write_elements::<f32>(key, value),
-                (Format::Elements(Dtype::Bf16), _) => head.write_elements::<Bf16>(key, value),
-                (Format::Elements(Dtype::F16), _) => head.write_elements::<F16>(key, value),
-                (Format::Int8 { .. }, Some(int8)) => head.write_int8(key, value, h, int8),
-                (Format::Int4(kind), _) => head.write_int4(key, value, kind),
-                (Format::Int8 { .. }, None) => unreachable!("bytes have what writing them takes"),
+            if let Some(key) = key {
+                head.write_keys(key, h, int8.as_deref_mut());
+            }
+            if let Some(value) = value {
+                head.write_values(value, int8.as_deref_mut());
             }
         }
     }
 }
 
-/// Largest number of elements of a row that are widened together, in whole blocks of int4.
-const PART: usize = 256;
-const _: () = assert!(PART.is_multiple_of(int4::BLOCK) && PART.is_multiple_of(LANES));
+/// What a writer of bytes relies on.
+const SCRATCH: &str = "bytes have what writing them takes";
 
-/// Rows of a head, of keys or of values: `n`, of `dim` elements, which are readable.
+/// Largest number of elements of a row that are widened together, in whole blocks of int4 and of a basis.
+const PART: usize = 256;
+const _: () = assert!(PART.is_multiple_of(int4::BLOCK) && PART.is_multiple_of(LANES) && PART.is_multiple_of(MAX_BLOCK));
+
+/// Rows of a head, of keys or of values: `n`, of `dim` elements, which are readable, and the basis in which they are stored.
 #[derive(Clone, Copy)]
 struct Source {
     rows: AnyRows,
     n: usize,
     dim: usize,
+    basis: Basis,
 }
 
 impl Source {
@@ -89,12 +93,16 @@ impl Source {
         unsafe { self.rows.rows_from(row).columns_from(element) }
     }
 
-    /// Widens elements of a row to floats, filled up with zeros to whole vectors.
+    /// Widens elements of a row to floats, filled up with zeros to whole vectors, and takes them to the basis. They are the whole row
+    /// or a [part](PART) of it.
     fn widen(self, isa: Isa, row: usize, elements: Range<usize>, to: &mut [f32]) {
         assert!(elements.end <= self.dim, "elements up to {}", elements.end);
         let (first, size) = (self.from(row, elements.start), [1, elements.len()]);
-        // SAFETY: one row, which has the elements.
-        dispatch!(isa, |s| unsafe { pack::pack_rows(s, first, size, NonFinite::Ignored, to) });
+        dispatch!(isa, |s| {
+            // SAFETY: one row, which has the elements.
+            unsafe { pack::pack_rows(s, first, size, NonFinite::Ignored, to) };
+            self.basis.transform(s, &mut to[..size[1]]);
+        });
     }
 
     /// Calls a function with part after part of every row: with the row, the number of the part's first element, and all of its
@@ -122,18 +130,34 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// Writes elements.
-    fn write_elements<T: Element + Plain>(&mut self, key: Option<Source>, value: Option<Source>) {
-        match (key, T::DTYPE) {
-            (Some(key), Dtype::F32) => self.write_float_keys(key),
-            (Some(key), Dtype::Bf16) => self.write_key_pairs(key),
-            (Some(key), Dtype::F16) => self.place_keys::<F16>(key),
-            (None, _) => {}
+    /// Writes keys of head `head`, in their format.
+    fn write_keys(&mut self, key: Source, head: usize, int8: Option<&mut Int8>) {
+        let (sizes, first) = (self.sizes, self.first);
+        match sizes.keys {
+            Format::Elements(Dtype::F32) => self.write_float_keys(key),
+            Format::Elements(Dtype::Bf16) => self.write_key_pairs(key),
+            Format::Elements(Dtype::F16) => self.place_keys::<F16>(key),
+            Format::Int8 | Format::Int8Channels => self.write_key_bytes(key, head, int8.expect(SCRATCH)),
+            Format::Int4(kind) => {
+                let at = |row, d| sizes.int4_key(kind, [first + row, d]);
+                self.place_int4(key, kind, self.parts.keys.clone(), self.parts.key_scales.clone(), at);
+            }
         }
-        match value {
-            Some(value) if self.sizes.group() > 1 => self.write_value_pairs(value),
-            Some(value) => self.write_values::<T>(value),
-            None => {}
+    }
+
+    /// Writes values, or latent keys, in their format.
+    fn write_values(&mut self, value: Source, int8: Option<&mut Int8>) {
+        let (sizes, first) = (self.sizes, self.first);
+        match sizes.values {
+            Format::Elements(_) if sizes.value_group() > 1 => self.write_value_pairs(value),
+            Format::Elements(Dtype::F32) => self.write_value_rows::<f32>(value),
+            Format::Elements(Dtype::Bf16) => self.write_value_rows::<Bf16>(value),
+            Format::Elements(Dtype::F16) => self.write_value_rows::<F16>(value),
+            Format::Int8 | Format::Int8Channels => self.write_value_bytes(value, int8.expect(SCRATCH)),
+            Format::Int4(kind) => {
+                let at = |row, c| sizes.int4_value(kind, [first + row, c]);
+                self.place_int4(value, kind, self.parts.values.clone(), self.parts.value_scales.clone(), at);
+            }
         }
     }
 
@@ -180,7 +204,7 @@ impl Head<'_> {
 
     /// Writes keys to their lanes of packed panels, row by row.
     fn place_keys<T: Element + Plain>(&mut self, key: Source) {
-        let (sizes, first, group) = (self.sizes, self.first, self.sizes.group());
+        let (sizes, first, group) = (self.sizes, self.first, self.sizes.key_group());
         let places = part_mut::<T>(self.block, self.parts.keys.clone());
         key.for_each_part(self.isa, |row, d, floats| {
             let places = &mut places[sizes.key(first + row, d)..];
@@ -194,7 +218,7 @@ impl Head<'_> {
     }
 
     /// Writes values, in their panels of columns.
-    fn write_values<T: Element + Plain>(&mut self, value: Source) {
+    fn write_value_rows<T: Element + Plain>(&mut self, value: Source) {
         let places = part_mut::<T>(self.block, self.parts.values.clone());
         for run in self.sizes.value_layout().panels() {
             let (columns, size) = (value.from(0, run.start), [value.n, value.dim.min(run.end) - run.start]);
@@ -229,50 +253,42 @@ impl Head<'_> {
         }
     }
 
-    /// Writes bytes and their scales.
-    fn write_int8(&mut self, key: Option<Source>, value: Option<Source>, head: usize, int8: &mut Int8) {
-        let Self { sizes, parts: Parts { keys, key_scales, values, value_scales }, isa, first, n, block } = self;
+    /// Writes keys of head `head` as bytes, and their scales.
+    fn write_key_bytes(&mut self, key: Source, head: usize, int8: &mut Int8) {
+        let Self { parts: Parts { keys, key_scales, .. }, isa, first, n, block, .. } = self;
         let Int8 { channels, row: floats, bytes } = int8;
-        let (key_bytes, value_bytes) = bytes.split_at_mut(sizes.head_dim);
-        let channels = channels.as_deref().map(|scales| &scales[head * sizes.head_dim..][..sizes.head_dim]);
+        let bytes = &mut bytes[..key.dim];
+        let channels = channels.as_deref().map(|scales| &scales[head * key.dim..][..key.dim]);
         for (row, place) in (0..*n).zip(*first..) {
-            if let Some(key) = key {
-                key.widen(*isa, row, 0..key.dim, floats);
-                let floats = &floats[..key.dim];
-                match channels {
-                    // Keys that are not finite were refused, or are the caller's responsibility.
-                    Some(scales) => dispatch!(isa, |s| _ = int8::quantise_by_channel(s, floats, scales, key_bytes)),
-                    None => {
-                        let scale = dispatch!(isa, |s| int8::quantise(s, floats, key_bytes));
-                        part_mut(block, key_scales.clone())[place] = scale;
-                    }
+            key.widen(*isa, row, 0..key.dim, floats);
+            let floats = &floats[..key.dim];
+            match channels {
+                // Keys that are not finite were refused, or are the caller's responsibility.
+                Some(scales) => dispatch!(isa, |s| _ = int8::quantise_by_channel(s, floats, scales, bytes)),
+                None => {
+                    let scale = dispatch!(isa, |s| int8::quantise(s, floats, bytes));
+                    part_mut(block, key_scales.clone())[place] = scale;
                 }
-                int8::place_key(key_bytes, place, part_mut(block, keys.clone()));
             }
-            let Some(value) = value else { continue };
+            int8::place_key(bytes, place, part_mut(block, keys.clone()));
+        }
+    }
+
+    /// Writes values as bytes, and their scales.
+    fn write_value_bytes(&mut self, value: Source, Int8 { row: floats, bytes, .. }: &mut Int8) {
+        let Self { sizes, parts: Parts { values, value_scales, .. }, isa, first, n, block } = self;
+        let bytes = &mut bytes[..sizes.width()];
+        for (row, place) in (0..*n).zip(*first..) {
             value.widen(*isa, row, 0..value.dim, floats);
-            let scale = dispatch!(isa, |s| int8::quantise(s, &floats[..value.dim], value_bytes));
+            let scale = dispatch!(isa, |s| int8::quantise(s, &floats[..value.dim], bytes));
             part_mut(block, value_scales.clone())[place] = scale;
             let places = part_mut(block, values.clone());
             for run in sizes.value_layout().panels() {
                 let places = places[sizes.value(place, run.start)..].iter_mut().step_by(int8::QUAD);
-                for (place, &byte) in places.zip(&value_bytes[run]) {
+                for (place, &byte) in places.zip(&bytes[run]) {
                     *place = byte;
                 }
             }
-        }
-    }
-
-    /// Writes half bytes, and the numbers beside them.
-    fn write_int4(&mut self, key: Option<Source>, value: Option<Source>, kind: Int4) {
-        let (sizes, first) = (self.sizes, self.first);
-        if let Some(key) = key {
-            let at = |row, d| sizes.int4_key(kind, [first + row, d]);
-            self.place_int4(key, kind, self.parts.keys.clone(), self.parts.key_scales.clone(), at);
-        }
-        if let Some(value) = value {
-            let at = |row, c| sizes.int4_value(kind, [first + row, c]);
-            self.place_int4(value, kind, self.parts.values.clone(), self.parts.value_scales.clone(), at);
         }
     }
 

@@ -1,0 +1,115 @@
+//! Walsh–Hadamard transforms of rows: rotations that spread what a few large channels hold over all of them.
+//!
+//! The matrix is orthogonal and its own inverse, so that q·k = (Hq)·(Hk), and sums of transformed values are transformed sums.
+//! (Ashkboos, Mohtashami, Croci, Li, Cameron, Jaggi, Alistarh, Hoefler and Hensman 2024, arXiv:2404.00456.)
+
+use crate::simd::{LANES, Simd};
+
+/// Basis that the elements of stored keys or values belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Basis {
+    /// Channels, as the caller gives them.
+    #[default]
+    Channels,
+    /// Walsh–Hadamard: a row is divided into blocks of a power of two channels, each the largest that is left, up to 256: 80 is
+    /// 64 and 16, 576 is 256, 256 and 64. Element `i` of a block of `n` is Σ ±xⱼ / √n, with −1 where `i` and `j` have an odd number
+    /// of ones in common. The one channel that an odd length leaves stays as it is.
+    Hadamard,
+}
+
+/// Largest number of channels of a block.
+pub(crate) const MAX_BLOCK: usize = 256;
+
+impl Basis {
+    /// Takes a row from channels to this basis, or back: it is its own inverse. Blocks of longer rows begin at multiples of
+    /// [`MAX_BLOCK`], so that these may be given apart.
+    pub(crate) fn transform<S: Simd>(self, s: S, row: &mut [f32]) {
+        match self {
+            Self::Channels => (),
+            Self::Hadamard => s.vectorize(
+                #[inline(always)]
+                move || {
+                    let mut left = row;
+                    while let Some(n) = left.len().checked_ilog2() {
+                        let (block, rest) = left.split_at_mut(MAX_BLOCK.min(1 << n));
+                        transform_block(block);
+                        left = rest;
+                    }
+                },
+            ),
+        }
+    }
+}
+
+/// Transforms a block of a power of two elements: sums and differences of elements 1, 2, 4, … apart, then one factor.
+#[inline(always)]
+fn transform_block(block: &mut [f32]) {
+    let (n, factor) = (block.len(), 1.0 / (block.len() as f32).sqrt());
+    let (vectors, short) = block.as_chunks_mut::<LANES>();
+    for vector in vectors.iter_mut() {
+        *vector = [1, 2, 4, 8].into_iter().fold(*vector, add_and_subtract);
+    }
+    let mut apart = 1;
+    while apart < vectors.len() {
+        for pair in vectors.chunks_exact_mut(2 * apart) {
+            let (low, high) = pair.split_at_mut(apart);
+            for (a, b) in low.as_flattened_mut().iter_mut().zip(high.as_flattened_mut()) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        apart *= 2;
+    }
+    if n < LANES {
+        let mut lanes = [0.0; LANES];
+        lanes[..n].copy_from_slice(short);
+        lanes = [1, 2, 4, 8].into_iter().take_while(|&apart| apart < n).fold(lanes, add_and_subtract);
+        short.copy_from_slice(&lanes[..n]);
+    }
+    block.iter_mut().for_each(|x| *x *= factor);
+}
+
+/// Returns sums and differences of the lanes of a vector that are `apart` lanes apart.
+#[inline(always)]
+fn add_and_subtract(x: [f32; LANES], apart: usize) -> [f32; LANES] {
+    core::array::from_fn(|i| if i & apart == 0 { x[i] + x[i ^ apart] } else { x[i ^ apart] - x[i] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::isa::Isa;
+
+    /// Element of the matrix of a row's blocks.
+    fn entry(i: usize, j: usize, dim: usize) -> f64 {
+        let (mut start, mut left) = (0, dim);
+        loop {
+            let n = MAX_BLOCK.min(1 << left.ilog2());
+            if i < start + n {
+                let sign =
+                    if ((i - start) & j.wrapping_sub(start)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+                return if (start..start + n).contains(&j) { sign / (n as f64).sqrt() } else { 0.0 };
+            }
+            (start, left) = (start + n, left - n);
+        }
+    }
+
+    #[test]
+    fn rows_become_products_with_the_matrix_and_come_back() {
+        for dim in [1, 2, 3, 8, 15, 16, 17, 31, 64, 80, 96, 128, 200, 255, 256, 257, 576] {
+            let row: Vec<f32> = (0..dim).map(|i| ((i * 37 % 101) as f32 - 50.0) / 7.0).collect();
+            let mut bits = Vec::new();
+            for isa in Isa::available() {
+                let mut own = row.clone();
+                dispatch!(isa, |s| Basis::Hadamard.transform(s, &mut own));
+                for (i, &x) in own.iter().enumerate() {
+                    let expected: f64 = (0..dim).map(|j| entry(i, j, dim) * f64::from(row[j])).sum();
+                    assert!((f64::from(x) - expected).abs() < 2e-5, "{dim}: element {i} is {x}, not {expected}");
+                }
+                bits.push(own.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+                dispatch!(isa, |s| Basis::Hadamard.transform(s, &mut own));
+                assert!(own.iter().zip(&row).all(|(x, y)| (x - y).abs() < 2e-5), "{dim}: {own:?}");
+            }
+            assert!(bits.windows(2).all(|pair| pair[0] == pair[1]), "{dim}: bits differ by instruction set");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Caches whose keys and values have formats of their own, and integers in the Hadamard basis: each side is what it is in a cache
+//! of one format, what the oracle sees is what the fused pass computes, and large channels cost the others nothing.
+
+use crate::options::{Case, Wanted};
+use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs};
+use sdpa::{
+    Attention, Basis, BlockTable, CacheFormat, Dtype, Error, Inputs, Int4, KvCache, KvFormat, KvShape, Mods, Outputs,
+    PagePool, Point, ViewMut, naive,
+};
+
+const FORMATS: [CacheFormat<'static>; 6] = [
+    CacheFormat::Elements(Dtype::F32),
+    CacheFormat::Elements(Dtype::Bf16),
+    CacheFormat::Elements(Dtype::F16),
+    CacheFormat::Int8PerToken,
+    CacheFormat::Int4(Int4::Symmetric),
+    CacheFormat::Int4(Int4::Centred),
+];
+
+const INTEGERS: [CacheFormat<'static>; 3] =
+    [CacheFormat::Int8PerToken, CacheFormat::Int4(Int4::Symmetric), CacheFormat::Int4(Int4::Centred)];
+
+fn hadamard(format: CacheFormat<'_>) -> KvFormat<'_> {
+    KvFormat::from(format).key_basis(Basis::Hadamard).value_basis(Basis::Hadamard)
+}
+
+fn empty(k: &Tensor, v: &Tensor, format: KvFormat<'_>) -> KvCache {
+    let ([batch, kv_heads, _, head_dim], value_dim) = (k.shape, v.shape[3]);
+    let cache = KvCache::new(batch, KvShape { kv_heads, head_dim, value_dim }).expect("good sizes");
+    cache.with_format(format).expect("an empty cache")
+}
+
+fn filled(k: &Tensor, v: &Tensor, format: KvFormat<'_>) -> KvCache {
+    let mut cache = empty(k, v, format);
+    cache.append(k.view(), v.view()).expect("they fit");
+    cache
+}
+
+/// Plain queries over a cache: the case has no options.
+fn case(rng: &mut Rng, rows: usize, keys: usize, [d, dv]: [usize; 2]) -> Case {
+    Case::plain(rng, [2, 4, 2, rows, keys, d, dv])
+}
+
+/// Raw scores of a cache of two formats are those of keys of the first, and with equal weights (queries of zeros) its outputs are
+/// those of values of the second.
+#[test]
+fn keys_and_values_are_those_of_caches_of_one_format() {
+    let mut rng = Rng::new(1);
+    for (rows, keys, dims) in [(1, 300, [64, 40]), (5, 70, [33, 24]), (40, 520, [64, 96])] {
+        let some = case(&mut rng, rows, keys, dims);
+        let mut zeros = some.clone();
+        zeros.q = Tensor::filled(some.q.shape, 0.0);
+        let wanted = Wanted { points: [true, false, false, false], ..Wanted::LEAST };
+        for (isa, exec) in execs() {
+            let run = |case: &Case, format: KvFormat<'_>, wanted| {
+                let cache = filled(&some.k, &some.v, format);
+                case.run_over(Inputs::cached(case.q.view(), &cache), exec, wanted)
+            };
+            for keys in FORMATS {
+                let [alone] = [run(&some, keys.into(), wanted)];
+                for values in FORMATS {
+                    let what = format!("{isa}, {rows} rows, {keys:?} and {values:?}");
+                    let format = KvFormat::new(keys, values);
+                    let scores = run(&some, format, wanted).points[0].clone().expect("raw scores");
+                    assert_same_bits(&what, &scores, alone.points[0].as_ref().expect("raw scores"));
+                    let equal = run(&zeros, format, Wanted::LEAST);
+                    assert_same_bits(&what, &equal.out, &run(&zeros, values.into(), Wanted::LEAST).out);
+                }
+            }
+        }
+    }
+}
+
+/// Raw scores and outputs of a call over a cache, and those of the oracle over another source.
+fn error_of(q: &Tensor, cache: Inputs<'_>, truth: &Inputs<'_>, exec: sdpa::Exec) -> [f64; 2] {
+    let attention = Attention::new();
+    let ([b, h, l, _], [_, _, keys, dv]) = (q.shape, truth.key_values().expect("keys").v_shape());
+    let (mut out, mut raw) = (vec![0.0; b * h * l * dv], vec![0.0; b * h * l * keys]);
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [b, h, l, dv]).expect("it fits"));
+    let outputs = outputs.scores(Point::Raw, ViewMut::bhld(&mut raw, [b, h, l, keys]).expect("it fits"));
+    attention.problem(cache, outputs).expect("a good call").run_once(exec);
+    let answer = naive::answer::<f64, _, _, _>(&attention, truth, &Mods::new()).expect("a good call");
+    let error = |got: &[f32], expected: &[f64]| {
+        let pairs = got.iter().zip(expected).map(|(&x, y)| (f64::from(x) - y).powi(2));
+        (pairs.sum::<f64>() / got.len() as f64).sqrt()
+    };
+    [error(&raw, &answer.points[0]), error(&out, &answer.out)]
+}
+
+/// What is computed is what is stored: only queries are rounded to bytes, and weights to 16 or eight bits.
+#[test]
+fn the_oracle_sees_what_a_transformed_cache_computes() {
+    let mut seed = 0;
+    for dims in [[1, 2], [16, 24], [40, 33], [64, 64], [80, 96], [128, 17], [300, 260]] {
+        for rows in [1, 7, 40] {
+            seed += 1;
+            let t = Tensors::normal([2, 4, 2, rows, 290, dims[0], dims[1]], seed);
+            for format in INTEGERS {
+                for format in [hadamard(format), KvFormat::new(format, FORMATS[1]).key_basis(Basis::Hadamard)] {
+                    let cache = filled(&t.k, &t.v, format);
+                    for (isa, exec) in execs() {
+                        let inputs = Inputs::cached(t.q.view(), &cache);
+                        let [scores, out] = error_of(&t.q, inputs, &inputs, exec);
+                        let what = format!("{isa}, {dims:?}, {rows} rows, {format:?}: {scores} {out}");
+                        assert!(scores < 9e-3 && out < 4e-3, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Keys read from a cache are what was appended, within half a scale of the transformed row, for every length.
+#[test]
+fn elements_are_given_in_the_channels() {
+    for dim in [1, 5, 16, 48, 80, 128, 257, 576] {
+        let t = Tensors::normal([1, 1, 1, 1, 20, dim, dim], dim as u64);
+        let cache = filled(&t.k, &t.v, hadamard(CacheFormat::Int8PerToken));
+        let held = Inputs::cached(t.q.view(), &cache).key_values().expect("a cache");
+        for j in 0..20 {
+            let mut sums = [0.0; 2];
+            for d in 0..dim {
+                let at = [0, 0, j, d];
+                sums[0] += (held.key(at).expect("a key") - t.k.get(at)).powi(2);
+                sums[1] += (held.value(at).expect("a value") - t.v.get(at)).powi(2);
+            }
+            // Errors of a row are spread over it: scales are below 4.5/127.
+            let most = dim as f32 * (0.5 * 4.5f32 / 127.0).powi(2);
+            assert!(sums.iter().all(|&sum| sum < most), "{dim}, {j}: {sums:?}, {most}");
+        }
+        assert_eq!(held.key([0, 0, 0, dim]), None);
+    }
+}
+
+/// Keys with a few large channels: the other channels of a block of 32 lose their integers to these, unless they are spread.
+#[test]
+fn large_channels_cost_the_others_little() {
+    let mut t = Tensors::normal([1, 8, 4, 16, 600, 128, 128], 4);
+    t.k = Tensor::from_fn(t.k.shape, |at| t.k.get(at) * if at[3] == 37 { 20.0 } else { 1.0 });
+    let truth = Inputs::new(t.q.view(), t.k.view(), t.v.view());
+    let exec = sdpa::Exec::serial();
+    for (format, most) in [(INTEGERS[0], 0.5), (INTEGERS[1], 0.55), (INTEGERS[2], 0.7)] {
+        let errors = [format.into(), hadamard(format)].map(|format| {
+            let cache = filled(&t.k, &t.v, format);
+            error_of(&t.q, Inputs::cached(t.q.view(), &cache), &truth, exec)
+        });
+        let ratio = errors[1][0] / errors[0][0];
+        assert!(ratio < most, "{format:?}: {errors:?}, {ratio}");
+    }
+}
+
+/// Rows have the same bits from a pool, whatever their number, and from a cache that grew token by token.
+#[test]
+fn bits_do_not_depend_on_how_tokens_came() {
+    let mut rng = Rng::new(5);
+    let shape = KvShape { kv_heads: 2, head_dim: 80, value_dim: 48 };
+    let formats = [
+        hadamard(CacheFormat::Int8PerToken),
+        hadamard(CacheFormat::Int4(Int4::Centred)),
+        KvFormat::new(CacheFormat::Int8PerToken, CacheFormat::Int4(Int4::Symmetric)).value_basis(Basis::Hadamard),
+        KvFormat::new(CacheFormat::Elements(Dtype::Bf16), CacheFormat::Int8PerToken),
+        KvFormat::new(CacheFormat::Int4(Int4::Symmetric), CacheFormat::Elements(Dtype::F32)).key_basis(Basis::Hadamard),
+    ];
+    let some = Case::plain(&mut rng, [1, 4, 2, 40, 300, 80, 48]);
+    for format in formats {
+        let whole = filled(&some.k, &some.v, format);
+        let mut grown = empty(&some.k, &some.v, format);
+        let mut pool = PagePool::new(20, 16, shape, format).expect("good sizes");
+        let entries: Vec<u32> = (0..19).rev().collect();
+        let head_of = |x: &Tensor, j: usize| x.rows(j..j + 1);
+        for j in 0..300 {
+            let (k, v) = (head_of(&some.k, j), head_of(&some.v, j));
+            grown.append(k.view(), v.view()).expect("they fit");
+            pool.append(BlockTable { entries: &entries, lens: &[j + 1] }, k.view(), v.view()).expect("they fit");
+        }
+        let pages = pool.pages(BlockTable { entries: &entries, lens: &[300] }).expect("a good table");
+        for (isa, exec) in execs() {
+            let expected = some.run_over(Inputs::cached(some.q.view(), &whole), exec, Wanted::ALL);
+            for (from, source) in
+                [("grown", Inputs::cached(some.q.view(), &grown)), ("pool", Inputs::paged(some.q.view(), pages))]
+            {
+                let got = some.run_over(source, exec, Wanted::ALL);
+                crate::kv_support::same_full(&format!("{isa}, {format:?}, {from}"), &got, &expected);
+            }
+            for i in 0..40 {
+                let row = some.some_rows(i..i + 1);
+                let got = row.run_over(Inputs::cached(row.q.view(), &whole), exec, Wanted::LEAST).out;
+                let one = expected.out.rows(i..i + 1);
+                assert_same_bits(&format!("{isa}, {format:?}, row {i}"), &got, &one);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_has_no_meaning_is_refused() {
+    let shape = KvShape { kv_heads: 1, head_dim: 32, value_dim: 32 };
+    let new = || KvCache::new(1, shape).expect("good sizes");
+    let said = |cache: Result<KvCache, Error>| cache.expect_err("it has no meaning").to_string();
+    let scales = [1.0; 32];
+    let (float, int8) = (FORMATS[1], CacheFormat::Int8PerToken);
+    let channels = CacheFormat::Int8PerChannel(&scales);
+    assert_eq!(
+        said(new().with_format(KvFormat::new(int8, channels))),
+        "values: needs a scale for each token (CacheFormat::Int8PerToken)"
+    );
+    let needs = "needs int8 with a scale for each token, or int4";
+    for keys in [float, channels] {
+        assert_eq!(
+            said(new().with_format(KvFormat::from(keys).key_basis(Basis::Hadamard))),
+            format!("key_basis: {needs}")
+        );
+    }
+    let format = KvFormat::new(int8, float).value_basis(Basis::Hadamard);
+    assert_eq!(said(new().with_format(format)), format!("value_basis: {needs}"));
+    assert!(PagePool::new(1, 16, shape, format).is_err_and(|error| error.to_string().starts_with("value_basis")));
+    let unlike = "latent: needs keys and values of one format, in the basis of their channels";
+    for format in [KvFormat::new(int8, float), hadamard(int8)] {
+        assert_eq!(said(new().latent().and_then(|cache| cache.with_format(format))), unlike);
+        assert_eq!(said(new().with_format(format).and_then(KvCache::latent)), unlike);
+    }
+    let mut cache = new();
+    let row = Tensor::filled([1, 1, 1, 32], 0.5);
+    cache.append(row.view(), row.view()).expect("they fit");
+    assert_eq!(said(cache.with_format(int8)), "format: needs an empty cache");
+    // Each side refuses what it cannot store, before anything is written.
+    let mut cache = new().with_format(KvFormat::new(float, int8)).expect("an empty cache");
+    let bad = Tensor::filled([1, 1, 1, 32], f32::INFINITY);
+    assert!(cache.append(bad.view(), row.view()).is_ok());
+    let error = cache.append(row.view(), bad.view()).expect_err("bytes are finite").to_string();
+    assert_eq!((error.starts_with("v:"), cache.lens()), (true, &[1][..]), "{error}");
+}
