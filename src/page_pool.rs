@@ -186,7 +186,15 @@ impl PagePool {
         check_tokens(self.shape(), "the pool", k, v)?;
         // What the tensors hold is looked at last: views may be huge, but not what the pool has pages for.
         let isa = self.isa;
-        self.pool.append(isa, table, [k, v], tokens, |pool| check_elements(pool.format(), isa, [k, v]))
+        let first = tokens.clone();
+        self.pool.append(isa, table, [k, v], tokens, |pool| {
+            check_elements(pool.format(), isa, [k, v])?;
+            if pool.reserve_first(table, first) {
+                Ok(())
+            } else {
+                Err(Error::Memory { what: "page pool", bytes: pool.bytes() })
+            }
+        })
     }
 
     /// Keeps the first `from` tokens of a sequence of a table and, of the later ones, only the accepted, moved up, as
@@ -253,7 +261,7 @@ impl PagePool {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Entry`] for a page that the pool does not have; nothing is then copied.
+    /// [`Error::Entry`] for a page that the pool does not have; [`Error::Memory`] for exact first tokens. Nothing is then copied.
     pub fn copy_pages(&mut self, copies: &[[u32; 2]]) -> Result<(), Error> {
         let pages = self.page_count();
         for (index, copy) in copies.iter().enumerate() {
@@ -261,6 +269,11 @@ impl PagePool {
                 let (got, limit) = (page as usize, pages.saturating_sub(1));
                 let (bound, of) = (Bound::AtMost, "the last page of the pool");
                 return Err(Error::Entry { argument: "copies", index, got, bound, limit, of });
+            }
+        }
+        for &[from, to] in copies {
+            if self.pool.has_exact(from as usize) && !self.pool.reserve_exact(to as usize) {
+                return Err(Error::Memory { what: "page pool", bytes: self.bytes() });
             }
         }
         copies.iter().for_each(|&[from, to]| self.pool.copy(from as usize, to as usize));

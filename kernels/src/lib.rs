@@ -65,7 +65,7 @@ pub use attention::steps::choose::Chooser;
 #[cfg(feature = "nn")]
 pub use elementary::{cos, pow, sin};
 pub use kv::block_table::{BlockTable, PageError};
-pub use kv::cache::{Cache, CacheFormat, KvFormat, NewTokens, PackedPool, Sliding, SpareBlocks, TokenPart};
+pub use kv::cache::{Cache, CacheFormat, KvFormat, MAX_EXACT, NewTokens, PackedPool, Sliding, SpareBlocks, TokenPart};
 pub use kv::key_block::FAR_ROWS;
 pub use kv::pages::Pages;
 pub use kv::slot_index::SlotIndex;

@@ -4,7 +4,7 @@ use crate::cache::{KeyScales, KvCache};
 use crate::error::{Error, at_most, same};
 use crate::shape::KvShape;
 use core::num::NonZeroUsize;
-use sdpa_kernels::{Basis, Cache, CacheFormat, Dtype, Int4, Isa, KvFormat, MAX_INT8_HEAD_DIM, Sliding};
+use sdpa_kernels::{Basis, Cache, CacheFormat, Dtype, Int4, Isa, KvFormat, MAX_EXACT, MAX_INT8_HEAD_DIM, Sliding};
 use std::collections::BTreeSet;
 
 /// Need of a latent cache of bytes: a value, of several channels, has one scale.
@@ -145,11 +145,16 @@ impl KvCache {
     }
 
     /// Sets the format of keys, and that of values, in place of [`Self::dtype`], [`Self::int8`] and [`Self::int4`], which
-    /// set that of both; and the [`Basis`](crate::Basis) of integers. Rows of either are as accurate as those methods say.
+    /// set that of both; the [`Basis`](crate::Basis) of integers; and how many first tokens of a sequence are exact beside their
+    /// integers. Rows of either are as accurate as those methods say.
     ///
     /// In the Hadamard basis a few large channels are spread over all others, so that they no longer decide how coarse the
     /// integers of these are: see docs/guide/caches.md for when to use it. Then a key's or value's largest magnitude, which scales
     /// are made of, is that of the transformed row. Each query and each output takes `n log n` additions more.
+    ///
+    /// Exact tokens are kept as `f32`, `4·(head_dim + value_dim)` bytes each a head, of what are integers otherwise; scores and
+    /// outputs take these in place of the integers. Softmax often gives the first tokens most of the weight (attention sinks,
+    /// arXiv:2309.17453). [`Self::keep`] makes exact rows of integers where it moves a later token among the first.
     ///
     /// ```
     /// use sdpa::{Basis, CacheFormat, Int4, KvCache, KvFormat, KvShape};
@@ -162,8 +167,9 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::Needs`] if something was appended already; for scales of channels of values; for another basis of floats, or of
-    /// keys whose channels have scales; for a latent cache, where keys are the values, if these differ in format or have
-    /// another basis. Those of [`Self::int8`] and [`Self::int4`].
+    /// keys whose channels have scales; for exact tokens where all are floats; for a latent cache, where keys are the values, if
+    /// these differ in format, have another basis, or are exact. [`Error::Range`] for more than 16 exact tokens. Those of
+    /// [`Self::int8`] and [`Self::int4`].
     pub fn with_format<'f>(self, format: impl Into<KvFormat<'f>>) -> Result<Self, Error> {
         let mut cache = self.with_empty_format(format.into())?;
         cache.cache.reserve_scratch();
@@ -287,7 +293,7 @@ fn setter(format: CacheFormat<'_>) -> [&'static str; 2] {
 fn refuse_unlike(format: KvFormat<'_>) -> Result<(), Error> {
     let needs = match format {
         KvFormat { keys: CacheFormat::Int8PerChannel(_), .. } => SCALES_OF_TOKENS,
-        _ if format != format.values => "keys and values of one format, in the basis of their channels",
+        _ if format != format.values => "keys and values of one format, in the basis of their channels, none exact",
         _ => return Ok(()),
     };
     Err(Error::Needs { argument: "latent", needs })
@@ -297,7 +303,11 @@ fn refuse_unlike(format: KvFormat<'_>) -> Result<(), Error> {
 /// multiplied, scales of channels that do not fit, and another basis of what is not integers with a scale for each row.
 pub(crate) fn check_format(format: KvFormat<'_>, shape: KvShape, of: &'static str) -> Result<(), Error> {
     let KvShape { kv_heads, head_dim, .. } = shape;
-    let KvFormat { keys, values, key_basis, value_basis, .. } = format;
+    let KvFormat { keys, values, key_basis, value_basis, exact_first, .. } = format;
+    at_most("exact_first", "number of tokens", exact_first, MAX_EXACT, "the most that can be exact")?;
+    if exact_first > 0 && [keys, values].iter().all(|format| matches!(format, CacheFormat::Elements(_))) {
+        return Err(Error::Needs { argument: "exact_first", needs: "integer keys or values" });
+    }
     let [argument, _] = setter(keys);
     if !matches!(keys, CacheFormat::Elements(_)) {
         at_most(argument, "head_dim", head_dim, MAX_INT8_HEAD_DIM, "the largest possible of integers")?;

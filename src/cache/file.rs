@@ -33,6 +33,8 @@ fn tensor_name(prefix: &str, sequence: usize, part: TokenPart) -> String {
         TokenPart::KeyScale => "key_scales",
         TokenPart::Value => "values",
         TokenPart::ValueScale => "value_scales",
+        TokenPart::ExactKey => "exact_keys",
+        TokenPart::ExactValue => "exact_values",
     };
     format!("{prefix}sequences.{sequence}.{part}")
 }
@@ -40,6 +42,7 @@ fn tensor_name(prefix: &str, sequence: usize, part: TokenPart) -> String {
 /// Element type of the tensors with a part of tokens.
 fn tensor_dtype(part: TokenPart, formats: [ElementFormat; 2]) -> Dtype {
     match (part, format_of(part, formats)) {
+        (TokenPart::ExactKey | TokenPart::ExactValue, _) => Dtype::F32,
         (TokenPart::KeyScale | TokenPart::ValueScale, ElementFormat::Int4 | ElementFormat::Int4Centred) => Dtype::F16,
         (TokenPart::KeyScale | TokenPart::ValueScale, _) | (_, ElementFormat::F32) => Dtype::F32,
         (_, ElementFormat::Bf16) => Dtype::BF16,
@@ -61,10 +64,7 @@ fn tensor_shape(part: TokenPart, [heads, held, elements]: [usize; 3], formats: [
 
 /// Format of a part of tokens: that of keys, or that of values.
 fn format_of(part: TokenPart, [keys, values]: [ElementFormat; 2]) -> ElementFormat {
-    match part {
-        TokenPart::Key | TokenPart::KeyScale => keys,
-        TokenPart::Value | TokenPart::ValueScale => values,
-    }
+    if part.is_of_key() { keys } else { values }
 }
 
 /// Reason why a sequence is too long for a file.
@@ -125,7 +125,7 @@ impl KvCache {
     /// byte `i` of a block are element `i`, the upper four element `16 + i`, in two's complement. `key_scales` and
     /// `value_scales` are `F16` `[kv_heads, len, blocks]`, or `[kv_heads, len, 2·blocks]` with each block's centre
     /// after its scale. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format
-    /// (that of values, if it differs, and the basis of either), sliding window, and the length of each sequence; removed ones are null. Keys and values that several sequences
+    /// (that of values, if it differs, the basis of either, and the number of exact tokens), sliding window, and the length of each sequence; removed ones are null. Keys and values that several sequences
     /// share are in the file several times.
     ///
     /// ```
@@ -193,7 +193,7 @@ impl FilePart<'_> {
             }
             for (part, [each, size]) in TokenPart::ALL.into_iter().zip(self.elements).filter(|(_, [each, _])| *each > 0)
             {
-                let held = contents.held();
+                let held = self.description.held(contents, part);
                 let shape = tensor_shape(part, [kv_heads, held.clone().count(), each], formats);
                 let write = move |bytes: &mut [u8]| {
                     let of = |head| held.clone().map(move |token| [sequence, head, token]);

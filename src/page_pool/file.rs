@@ -4,7 +4,7 @@ use crate::cache::file::{DESCRIPTION, Description, File, FilePart, NO_FORMAT, wr
 use crate::error::{Error, same};
 use crate::page_pool::PagePool;
 use crate::shape::KvShape;
-use sdpa_kernels::{BlockTable, CacheFormat, TokenPart};
+use sdpa_kernels::{BlockTable, CacheFormat, NewTokens, TokenPart};
 
 /// Returns the page and row of token `[sequence, head, token]`, as `[page, head, row]`.
 fn place(table: &BlockTable<'_>, page_size: usize, [sequence, head, token]: [usize; 3]) -> [usize; 3] {
@@ -66,6 +66,10 @@ impl PagePool {
         let sequences = (0..table.lens.len()).map(|sequence| file.sequence("", &description, sequence, each));
         let sequences = sequences.collect::<Result<Vec<_>, _>>()?;
         let size = self.page_size();
+        let new = table.lens.iter().enumerate().map(|(sequence, &len)| NewTokens { sequence, b: 0, rows: 0..len });
+        if !self.pool.reserve_first(table, new) {
+            return Err(Error::Memory { what: "page pool", bytes: self.bytes() });
+        }
         for (sequence, tensors) in sequences.iter().enumerate() {
             tensors.for_each_token(|part, [head, token], bytes| {
                 self.pool.write_token(part, place(&table, size, [sequence, head, token]), bytes);

@@ -1,8 +1,9 @@
 //! Caches whose keys and values have formats of their own, and integers in the Hadamard basis: each side is what it is in a cache
 //! of one format, what the oracle sees is what the fused pass computes, and large channels cost the others nothing.
 
-use crate::options::{Case, Wanted};
-use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs};
+use crate::kv_support::{append_part, cuts};
+use crate::options::{Case, Wanted, check_against_oracle};
+use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs, fewer, indices};
 use sdpa::{
     Attention, Basis, BlockTable, CacheFormat, Dtype, Error, Inputs, Int4, KvCache, KvFormat, KvShape, Mods, Outputs,
     PagePool, Point, ViewMut, naive,
@@ -149,6 +150,113 @@ fn large_channels_cost_the_others_little() {
     }
 }
 
+/// A sequence of exact tokens alone has the answers of floats, few rows and many, and the first tokens of a longer one have their scores.
+#[test]
+fn exact_tokens_are_those_that_were_appended() {
+    for (rows, keys) in [(1, 7), (40, 16), (3, 300), (100, 530)] {
+        let t = Tensors::normal([2, 4, 2, rows, keys, 80, 48], 6);
+        for format in INTEGERS {
+            for format in [KvFormat::from(format), hadamard(format), KvFormat::new(format, FORMATS[0])] {
+                let cache = filled(&t.k, &t.v, format.exact_first(16));
+                let (inputs, truth) = (Inputs::cached(t.q.view(), &cache), t.inputs());
+                let held = inputs.key_values().expect("a cache");
+                for [b, h, j, d] in indices([2, 2, keys.min(16), 48]) {
+                    let [got, expected] = [held.key([b, h, j, d]).expect("a key"), t.k.get([b, h, j, d])];
+                    assert_eq!(got.to_bits(), expected.to_bits(), "{format:?}");
+                    let [got, expected] = [held.value([b, h, j, d]).expect("a value"), t.v.get([b, h, j, d])];
+                    assert!((got - expected).abs() < 1e-6, "{format:?}: {got}, not {expected}");
+                }
+                for (isa, exec) in execs() {
+                    let what = format!("{isa}, {rows} rows, {keys} keys, {format:?}");
+                    let [scores, out] = error_of(&t.q, inputs, &inputs, exec);
+                    assert!(scores < 9e-3 && out < 4e-3, "{what}: {scores} {out} from what the oracle sees");
+                    if keys <= 16 {
+                        let [scores, out] = error_of(&t.q, inputs, &truth, exec);
+                        assert!(scores < 1e-6 && out < 1e-6, "{what}: {scores} {out}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every option sees exact tokens as it sees others: over caches of integers whose tokens are all exact, random calls have the
+/// answers of floats.
+#[test]
+fn options_compose_with_exact_tokens() {
+    for seed in 0..fewer(300) {
+        let mut rng = Rng::new(seed);
+        let (heads, kv_heads) = rng.pick(&[(1, 1), (2, 1), (4, 2), (3, 3)]);
+        let (rows, keys) = (rng.pick(&[1, 2, 6, 7, 16, 17, 40, 97]), 1 + rng.below(16));
+        let [d, dv] = [(); 2].map(|()| rng.pick(&[1, 8, 16, 17, 33, 64, 80]));
+        let batch = 1 + rng.below(2);
+        let some = Case::of_sizes(&mut rng, [batch, heads, kv_heads, rows, keys, d, dv]).side_by_side();
+        let shape = KvShape { kv_heads, head_dim: d, value_dim: dv };
+        let format = rng.pick(&INTEGERS);
+        let format = if rng.below(2) == 0 { format.into() } else { hadamard(format) };
+        let mut cache = KvCache::new(some.batch(), shape).expect("good sizes");
+        cache = cache.with_format(format.exact_first(16)).expect("an empty cache");
+        for b in 0..some.batch() {
+            for keys in cuts(some.kv_len(b), &mut rng) {
+                append_part(&mut cache, &some, b, keys);
+            }
+        }
+        let oracle = some.oracle::<f64>();
+        for (isa, exec) in execs() {
+            let got = some.run_over(Inputs::cached(some.q.view(), &cache), exec, Wanted::LEAST);
+            check_against_oracle(&format!("seed {seed}, {isa}, {format:?}"), &some, &got, &oracle);
+        }
+    }
+}
+
+/// Tokens that move among the first: exact ones stay exact, others stay as they are; forks keep theirs, in caches and in pools.
+#[test]
+fn exact_tokens_move_with_their_bits() {
+    let t = Tensors::normal([1, 2, 2, 1, 40, 24, 40], 8);
+    let shape = KvShape { kv_heads: 2, head_dim: 24, value_dim: 40 };
+    for format in [CacheFormat::Int8PerToken.into(), hadamard(CacheFormat::Int4(Int4::Symmetric))] {
+        let format = format.exact_first(6);
+        let mut cache = filled(&t.k, &t.v, format);
+        let fork = cache.add_sequence();
+        cache.fork(0, fork).expect("they are there");
+        let mut pool = PagePool::new(9, 16, shape, format).expect("good sizes");
+        let [table, copy] = [[5, 2, 0], [7, 2, 0]];
+        let of = |entries, len| BlockTable { entries, lens: len };
+        pool.append(of(&table, &[40]), t.k.view(), t.v.view()).expect("they fit");
+        pool.copy_pages(&[[5, 7]]).expect("pages of the pool");
+        let element = |cache: &KvCache, sequence: usize, [h, j, d]: [usize; 3]| {
+            let held = Inputs::cached(t.q.view(), cache).key_values().expect("a cache");
+            [held.key([sequence, h, j, d.min(23)]), held.value([sequence, h, j, d])].map(|x| x.expect("held").to_bits())
+        };
+        let before = cache.clone();
+        let accepted = [0, 2, 3, 7, 20];
+        cache.keep(fork, 1, &accepted).expect("they are there");
+        pool.keep(of(&copy, &[40]), 0, 1, &accepted).expect("they are there");
+        for [_, h, i, d] in indices([1, 2, 6, 40]) {
+            let from = if i == 0 { 0 } else { 1 + accepted[i - 1] };
+            let what = format!("{format:?}, token {i}, element {d}");
+            assert_eq!(element(&cache, 0, [h, i, d]), element(&before, 0, [h, i, d]), "{what}: of the other");
+            let ([key, value], [k, v]) = (element(&cache, fork, [h, i, d]), element(&before, 0, [h, from, d]));
+            // Values that were integers are brought to their basis, and back.
+            let close = (f32::from_bits(value) - f32::from_bits(v)).abs() < if from < 6 { 0.0 } else { 2e-6 };
+            assert!(key == k && (value == v || close), "{what}: {key} {value}, not {k} {v}");
+        }
+        for (table, sequence, len) in [(&table, 0, &[40]), (&copy, fork, &[6])] {
+            let pages = Inputs::paged(t.q.view(), pool.pages(of(table, len)).expect("a good table"));
+            let got = pages.key_values().expect("pages");
+            for [_, h, i, d] in indices([1, 2, len[0], 40]) {
+                let bits = [got.key([0, h, i, d.min(23)]), got.value([0, h, i, d])].map(|x| x.expect("held").to_bits());
+                assert_eq!(bits, element(&cache, sequence, [h, i, d]), "{format:?}, {sequence}, token {i}");
+            }
+        }
+        // A page that a sequence no longer begins with has no exact rows.
+        pool.append(of(&[1, 5], &[20]), t.k.rows(0..20).view(), t.v.rows(0..20).view()).expect("they fit");
+        let pages = Inputs::paged(t.q.view(), pool.pages(of(&[5], &[16])).expect("a good table"));
+        let got = pages.key_values().expect("pages").key([0, 0, 1, 0]).expect("a key");
+        assert!(got != t.k.get([0, 0, 1, 0]) && (got - t.k.get([0, 0, 17, 0])).abs() < 0.4, "{got}");
+    }
+}
+
 /// Rows have the same bits from a pool, whatever their number, and from a cache that grew token by token.
 #[test]
 fn bits_do_not_depend_on_how_tokens_came() {
@@ -160,6 +268,10 @@ fn bits_do_not_depend_on_how_tokens_came() {
         KvFormat::new(CacheFormat::Int8PerToken, CacheFormat::Int4(Int4::Symmetric)).value_basis(Basis::Hadamard),
         KvFormat::new(CacheFormat::Elements(Dtype::Bf16), CacheFormat::Int8PerToken),
         KvFormat::new(CacheFormat::Int4(Int4::Symmetric), CacheFormat::Elements(Dtype::F32)).key_basis(Basis::Hadamard),
+        hadamard(CacheFormat::Int4(Int4::Symmetric)).exact_first(4),
+        KvFormat::from(CacheFormat::Int8PerToken).exact_first(16),
+        KvFormat::new(CacheFormat::Elements(Dtype::F16), CacheFormat::Int8PerToken).exact_first(3),
+        KvFormat::new(CacheFormat::Int4(Int4::Centred), CacheFormat::Elements(Dtype::Bf16)).exact_first(9),
     ];
     let some = Case::plain(&mut rng, [1, 4, 2, 40, 300, 80, 48]);
     for format in formats {
@@ -214,7 +326,7 @@ fn what_has_no_meaning_is_refused() {
     let format = KvFormat::new(int8, float).value_basis(Basis::Hadamard);
     assert_eq!(said(new().with_format(format)), format!("value_basis: {needs}"));
     assert!(PagePool::new(1, 16, shape, format).is_err_and(|error| error.to_string().starts_with("value_basis")));
-    let unlike = "latent: needs keys and values of one format, in the basis of their channels";
+    let unlike = "latent: needs keys and values of one format, in the basis of their channels, none exact";
     for format in [KvFormat::new(int8, float), hadamard(int8)] {
         assert_eq!(said(new().latent().and_then(|cache| cache.with_format(format))), unlike);
         assert_eq!(said(new().with_format(format).and_then(KvCache::latent)), unlike);

@@ -2,7 +2,7 @@
 //! (Kwon and others 2023, arXiv:2309.06180.)
 
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
-use crate::kv::cache::{PackedPool, TokenPart};
+use crate::kv::cache::{ExactRows, PackedPool, TokenPart};
 use crate::kv::gathered::rows_memory;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::tensor::any::{AnyRows, Tensor, Typed};
@@ -137,8 +137,18 @@ impl<'a> Pages<'a> {
         let at = [page as usize, h, j % self.page_size()];
         match &self.pool {
             Pool::Tensors { k, v } => if part == TokenPart::Key { k } else { v }.elements(at, of),
-            Pool::Packed(pool) => pool.elements(part, at, of),
+            Pool::Packed(pool) => {
+                let exact = if j < self.page_size() { pool.exact_elements(part, at, of.clone()) } else { None };
+                exact.or_else(|| pool.elements(part, at, of))
+            }
         }
+    }
+
+    /// Returns the exact rows of a head of a sequence, if it has any.
+    #[inline]
+    pub(crate) fn exact_rows(&self, b: usize, head: usize) -> Option<ExactRows<'_>> {
+        let (pool, len) = (self.pool()?, *self.table.lens.get(b)?);
+        pool.exact_rows([*self.table.entries.get(b * self.width)? as usize, head], len)
     }
 
     /// Iterates over keys of a sequence, page by page. They exist.

@@ -4,7 +4,7 @@
 //! packed already; and rows of values, or value panels of their columns. So all sources give the same bits.
 
 use crate::kv::block_table::Stretch;
-use crate::kv::cache::{Cache, CacheFormat, KvFormat, PackedPool, TokenPart};
+use crate::kv::cache::{Cache, CacheFormat, ExactRows, KvFormat, PackedPool, TokenPart};
 use crate::kv::gathered::{self, rows_memory};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::pages::{Pages, scattered_rows};
@@ -239,6 +239,16 @@ impl<'a> KeyValues<'a> {
             Source::Tensors { k, v } => if part == TokenPart::Key { k } else { v }.elements(at, of),
             Source::Pages(pages) => pages.elements(part, at, of),
             Source::Cache(cache) => cache.elements(part, at, of),
+        }
+    }
+
+    /// Returns the exact rows of the first tokens of a sequence, if it has any.
+    #[inline]
+    pub(crate) fn exact_rows(&self, [b, head]: [usize; 2]) -> Option<ExactRows<'_>> {
+        match &self.0 {
+            Source::Tensors { .. } => None,
+            Source::Pages(pages) => pages.exact_rows(b, head),
+            Source::Cache(cache) => cache.exact_rows(b, head),
         }
     }
 

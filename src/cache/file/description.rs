@@ -3,7 +3,7 @@
 use crate::cache::KvCache;
 use crate::shape::KvShape;
 use core::num::NonZeroUsize;
-use sdpa_kernels::{Basis, CacheFormat, Dtype, Int4, KvFormat};
+use sdpa_kernels::{Basis, CacheFormat, Dtype, Int4, KvFormat, TokenPart};
 use serde::{Deserialize, Serialize};
 
 /// Version of files of which keys and values have one format, in the basis of their channels.
@@ -32,6 +32,9 @@ pub(crate) struct Description {
     key_basis: StoredBasis,
     #[serde(default, skip_serializing_if = "StoredBasis::is_channels")]
     value_basis: StoredBasis,
+    /// Number of first tokens that are exact.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) exact_first: usize,
     /// True if values are the first columns of the keys.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub(crate) latent: bool,
@@ -58,6 +61,11 @@ pub(crate) enum ElementFormat {
     Int4,
     #[serde(rename = "int4 with centres")]
     Int4Centred,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// Basis of keys or values, in words.
@@ -146,7 +154,25 @@ impl StoredSequence {
     }
 }
 
+/// Iterates over the tokens of a sequence that have a part, if the first `exact` are exact.
+pub(super) fn held(
+    contents: StoredSequence,
+    part: TokenPart,
+    exact: usize,
+) -> impl Iterator<Item = usize> + Clone + use<> {
+    contents.held().filter(move |&token| !part.is_exact() || token < exact)
+}
+
 impl Description {
+    /// Iterates over the tokens of a sequence that have a part.
+    pub(super) fn held(
+        &self,
+        contents: StoredSequence,
+        part: TokenPart,
+    ) -> impl Iterator<Item = usize> + Clone + use<> {
+        held(contents, part, self.exact_first)
+    }
+
     /// Returns the description of sequences of these lengths, which have all their keys; `None` if files have no such format.
     pub(crate) fn of_lens(shape: KvShape, format: KvFormat<'_>, lens: &[usize]) -> Option<Self> {
         let values = if format.values == KvFormat::from(format.keys).values { None } else { Some(format.values) };
@@ -159,6 +185,7 @@ impl Description {
             values: values.map_or(Some(None), |values| ElementFormat::of(values).map(Some))?,
             key_basis: StoredBasis::of(format.key_basis),
             value_basis: StoredBasis::of(format.value_basis),
+            exact_first: format.exact_first,
             latent: false,
             window: None,
             sequences: lens.iter().map(|&len| Some(StoredSequence { len, evicted: None })).collect(),
@@ -177,17 +204,22 @@ impl Description {
     /// Returns the format of the cache, with these scales if channels of keys have any.
     pub(crate) fn format<'s>(&self, scales: &'s [f32]) -> KvFormat<'s> {
         let [keys, values] = self.formats().map(|format| format.format(scales));
-        KvFormat::new(keys, values).key_basis(self.key_basis.basis()).value_basis(self.value_basis.basis())
+        let format = KvFormat::new(keys, values).exact_first(self.exact_first);
+        format.key_basis(self.key_basis.basis()).value_basis(self.value_basis.basis())
     }
 
-    /// Returns the form of the keys, and of the values, in words.
-    pub(crate) fn parts(&self) -> [(&'static str, String); 2] {
+    /// Returns the form of the keys and of the values, and the number of exact tokens, in words.
+    pub(crate) fn parts(&self) -> [(&'static str, String); 3] {
         let [keys, values] = self.formats();
-        let bases = [("keys", keys, self.key_basis), ("values", values, self.value_basis)];
-        bases.map(|(part, format, basis)| match basis {
-            StoredBasis::Channels => (part, format!("{format:?}")),
-            StoredBasis::Hadamard => (part, format!("{format:?} in the Hadamard basis")),
-        })
+        let form = |format, basis| match basis {
+            StoredBasis::Channels => format!("{format:?}"),
+            StoredBasis::Hadamard => format!("{format:?} in the Hadamard basis"),
+        };
+        [
+            ("keys", form(keys, self.key_basis)),
+            ("values", form(values, self.value_basis)),
+            ("exact first tokens", self.exact_first.to_string()),
+        ]
     }
 
     /// Returns true if channels of keys have scales.

@@ -1,6 +1,6 @@
 //! Caches from their files.
 
-use super::description::{Description, ElementFormat, StoredSequence, VERSION, Version};
+use super::description::{Description, ElementFormat, StoredSequence, VERSION, Version, held};
 use super::file_length::expected_length;
 use super::{
     CHANNEL_SCALES, DESCRIPTION, MAX_KEYS, format_of, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long,
@@ -83,14 +83,15 @@ impl<'a> File<'a> {
         for part in TokenPart::ALL {
             let [row, size] = each(part);
             if row > 0 && contents.len > 0 {
-                let (name, held) = (tensor_name(prefix, sequence, part), contents.held().count());
+                let name = tensor_name(prefix, sequence, part);
+                let held = description.held(contents, part).count();
                 let shape = tensor_shape(part, [heads, held, row], formats);
                 let bytes = self.tensor(&name, tensor_dtype(part, formats), &shape)?;
                 check_integers(&name, part, bytes, format_of(part, formats))?;
                 tensors.push((part, [row, size], bytes));
             }
         }
-        Ok(SequenceTensors { heads, contents, tensors })
+        Ok(SequenceTensors { heads, contents, exact: description.exact_first, tensors })
     }
 
     /// Returns the bytes of a tensor of this type and shape.
@@ -112,14 +113,17 @@ fn parsed<'t, T: Deserialize<'t>>(key: &str, text: &'t str) -> Result<T, Error> 
 pub(crate) struct SequenceTensors<'a> {
     heads: usize,
     contents: StoredSequence,
+    /// Number of first tokens that are exact.
+    exact: usize,
     tensors: Vec<(TokenPart, [usize; 2], &'a [u8])>,
 }
 
 impl SequenceTensors<'_> {
     /// Calls `write` with each part of each token, `[head, token]`, in the machine's byte order.
     pub(crate) fn for_each_token(&self, mut write: impl FnMut(TokenPart, [usize; 2], &[u8])) {
-        let (mut own, held) = (Vec::new(), self.contents.held());
+        let mut own = Vec::new();
         for &(part, [row, size], bytes) in &self.tensors {
+            let held = held(self.contents, part, self.exact);
             let places = (0..self.heads).flat_map(|head| held.clone().map(move |token| [head, token]));
             for (bytes, at) in bytes.chunks_exact(row * size).zip(places) {
                 own.clear();
@@ -207,8 +211,15 @@ fn restore(cache: &mut KvCache, sequence: usize, tensors: &SequenceTensors<'_>) 
     Ok(())
 }
 
-/// Refuses elements and scales that no int8 or int4 cache has.
+/// Refuses elements and scales that no int8 or int4 cache has, and exact elements that are not finite.
 fn check_integers(name: &str, part: TokenPart, bytes: &[u8], elements: ElementFormat) -> Result<(), Error> {
+    if part.is_exact() {
+        let mut all = bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x));
+        return match all.find(|x| !x.is_finite()) {
+            Some(bad) => Err(wrong(format!("{name}: an element is {bad}, but must be finite"))),
+            None => Ok(()),
+        };
+    }
     if let ElementFormat::Int4 | ElementFormat::Int4Centred = elements {
         return check_int4(name, part, bytes, elements);
     }
@@ -246,5 +257,6 @@ fn check_int4(name: &str, part: TokenPart, bytes: &[u8], elements: ElementFormat
                 None => Ok(()),
             }
         }
+        TokenPart::ExactKey | TokenPart::ExactValue => Ok(()),
     }
 }

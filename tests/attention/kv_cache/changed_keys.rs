@@ -1,6 +1,6 @@
 //! Keys changed where they are stored: the cache is then what appending the changed keys gives.
 
-use crate::kv_support::{append_tokens, every_format, new_tokens, same_cache};
+use crate::kv_support::{append_tokens, exact_and_others, new_tokens, same_cache};
 use crate::support::{Rng, Tensor, execs, fewer};
 use sdpa::{Alignment, Attention, Dtype, Error, Inputs, KeyScales, KvCache, KvShape, Outputs, View, ViewMut, Window};
 use std::num::NonZeroUsize;
@@ -49,9 +49,9 @@ fn append(cache: &mut KvCache, tokens: &[Tensor; 2]) {
 /// Caches of every format, and latent ones of floats.
 fn formats() -> Vec<(String, KvCache)> {
     let empty = KvCache::new(2, SHAPE).unwrap();
-    let latent = every_format(&empty).into_iter().take(3).map(|(name, cache)| (format!("latent {name}"), cache));
+    let latent = exact_and_others(&empty).into_iter().take(3).map(|(name, cache)| (format!("latent {name}"), cache));
     let latent = latent.map(|(name, cache)| (name, cache.latent().unwrap()));
-    every_format(&empty).map(|(name, cache)| (name.to_owned(), cache)).into_iter().chain(latent).collect()
+    exact_and_others(&empty).into_iter().map(|(name, cache)| (name.to_owned(), cache)).chain(latent).collect()
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn what_cannot_be_changed_is_refused_and_nothing_is() {
         same_cache("a refused change", cache, &before);
         done.expect_err("a mistake").to_string()
     };
-    for (name, empty) in every_format(&empty) {
+    for (name, empty) in exact_and_others(&empty) {
         let mut cache = empty;
         let tokens = new_tokens(&cache, 300, &mut rng);
         append(&mut cache, &tokens);

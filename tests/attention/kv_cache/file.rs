@@ -1,7 +1,7 @@
 //! Caches to files and back: the same bits; and whatever is no such file is refused in words.
 
 use crate::counting::counted;
-use crate::kv_support::{append_tokens, every_format, new_tokens, same_cache};
+use crate::kv_support::{append_tokens, exact_and_others, new_tokens, same_cache};
 use crate::support::Rng;
 use core::num::NonZeroUsize;
 use safetensors::SafeTensors;
@@ -37,7 +37,7 @@ fn an_imported_cache_is_the_one_exported() {
         sliding(4, 16, 4).rollback_room(9).unwrap(),
         sliding(4, 300, 0),
     ] {
-        for (name, empty) in every_format(&empty) {
+        for (name, empty) in exact_and_others(&empty) {
             let cache = four(&empty);
             let bytes = cache.export().unwrap();
             let mut imported = KvCache::import(&bytes).unwrap();
@@ -74,7 +74,7 @@ fn corners_are_exported() {
     }
     for sequences in [0, 3] {
         for (_, empty) in
-            every_format(&KvCache::new(sequences, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())
+            exact_and_others(&KvCache::new(sequences, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())
         {
             let imported = KvCache::import(&empty.export().unwrap()).unwrap();
             assert_eq!((imported.sequences(), imported.format()), (sequences, empty.format()));
@@ -129,7 +129,7 @@ fn wrong_descriptions_are_refused_in_words() {
     let slid = four(&sliding(4, 16, 4));
     let full = four(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap());
     let bytes =
-        four(&every_format(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())[4].1);
+        four(&exact_and_others(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())[4].1);
     #[track_caller]
     fn says(words: &str, (cache, from, to): (&KvCache, &str, &str)) {
         let error = KvCache::import(&described(cache, from, to)).unwrap_err().to_string();
@@ -214,7 +214,7 @@ fn changed(bytes: &[u8], name: &str, with: &[u8]) -> Result<(), String> {
 #[test]
 fn int8_tensors_are_looked_at() {
     let bytes =
-        four(&every_format(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())[3].1)
+        four(&exact_and_others(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())[3].1)
             .export()
             .unwrap();
     for (part, with) in [("keys", 0x81), ("values", 0x7f)] {
@@ -238,10 +238,11 @@ fn int8_tensors_are_looked_at() {
 #[test]
 fn int4_tensors_are_looked_at() {
     for (i, centred) in [(5, false), (6, true)] {
-        let bytes =
-            four(&every_format(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())[i].1)
-                .export()
-                .unwrap();
+        let bytes = four(
+            &exact_and_others(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())[i].1,
+        )
+        .export()
+        .unwrap();
         for name in ["sequences.0.keys", "sequences.0.values"] {
             assert_eq!(changed(&bytes, name, &[0x97, 0x79]), Ok(()));
             for with in [0x08, 0x80] {
@@ -272,7 +273,7 @@ fn int4_tensors_are_looked_at() {
 fn broken_files_never_panic() {
     let rng = &mut Rng::new(5);
     for empty in [KvCache::new(4, KvShape { kv_heads: 2, head_dim: 3, value_dim: 4 }).unwrap(), sliding(4, 16, 4)] {
-        for (name, empty) in every_format(&empty) {
+        for (name, empty) in exact_and_others(&empty) {
             let mut cache = empty.clone();
             for (sequence, n) in [(0, 20), (1, 300), (0, 1), (3, 2), (1, 1)] {
                 append_tokens(&mut cache, sequence, &new_tokens(&empty, n, rng));

@@ -1,6 +1,6 @@
 //! Sequences removed, their places used again, and what a cache says about itself.
 
-use crate::kv_support::{append_tokens, every_format, new_tokens, same_cache};
+use crate::kv_support::{append_tokens, exact_and_others, new_tokens, same_cache};
 use crate::support::{Rng, Tensor, assert_same_bits};
 use core::num::NonZeroUsize;
 use sdpa::{
@@ -16,7 +16,7 @@ fn getters_say_what_the_cache_was_made_of() {
         .rollback_room(9)
         .unwrap();
     for empty in [&full, &sliding] {
-        for (name, mut cache) in every_format(empty) {
+        for (name, mut cache) in exact_and_others(empty) {
             let tokens = new_tokens(&cache, 5, &mut Rng::new(1));
             append_tokens(&mut cache, 1, &tokens);
             let shape = KvShape { kv_heads: 3, head_dim: 17, value_dim: 20 };
@@ -30,6 +30,8 @@ fn getters_say_what_the_cache_was_made_of() {
                 "int8 per token" => assert_eq!(format, CacheFormat::Int8PerToken),
                 "int4" => assert_eq!(format, CacheFormat::Int4(Int4::Symmetric)),
                 "int4 with centres" => assert_eq!(format, CacheFormat::Int4(Int4::Centred)),
+                "int8 with 5 exact tokens" => assert_eq!(format.exact_first, 5),
+                "int4 in the Hadamard basis with 16 exact tokens" => assert_eq!(format.exact_first, 16),
                 "bf16 and int8" => {
                     let bf16 = CacheFormat::Elements(Dtype::Bf16);
                     assert_eq!(format, KvFormat::new(bf16, CacheFormat::Int8PerToken));
@@ -74,7 +76,9 @@ fn three(empty: &KvCache) -> KvCache {
 /// In a call over the whole cache a removed sequence is one of length 0.
 #[test]
 fn a_removed_sequence_sees_nothing() {
-    for (name, empty) in every_format(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap()) {
+    for (name, empty) in
+        exact_and_others(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())
+    {
         let (mut removed, mut cleared) = (three(&empty), three(&empty));
         removed.remove_sequence(1).unwrap();
         cleared.clear(1).unwrap();
@@ -92,7 +96,9 @@ fn a_removed_sequence_sees_nothing() {
 /// The lowest place first; memory of removed sequences is used again; nothing of the old tokens is left.
 #[test]
 fn places_and_memory_are_used_again() {
-    for (name, empty) in every_format(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap()) {
+    for (name, empty) in
+        exact_and_others(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())
+    {
         let (mut cache, rng) = (three(&empty), &mut Rng::new(8));
         let bytes = cache.bytes();
         for sequence in [2, 0] {
@@ -116,7 +122,9 @@ fn places_and_memory_are_used_again() {
 /// Removing one of two that share blocks leaves the other as it was; a copy of the cache knows what was removed.
 #[test]
 fn forks_and_copies_outlive_a_removal() {
-    for (name, empty) in every_format(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap()) {
+    for (name, empty) in
+        exact_and_others(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())
+    {
         let mut cache = three(&empty);
         cache.fork(0, 2).unwrap();
         cache.remove_sequence(0).unwrap();

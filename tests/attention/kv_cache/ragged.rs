@@ -1,6 +1,6 @@
 //! Prompts of different lengths appended in one call: as if each had been appended by itself.
 
-use crate::kv_support::{append_tokens, every_format, new_tokens, picked, same_cache};
+use crate::kv_support::{append_tokens, exact_and_others, new_tokens, picked, same_cache};
 use crate::support::{LAYOUTS, Rng, Tensor};
 use core::num::NonZeroUsize;
 use sdpa::{CacheFormat, Dtype, Error, KvCache, KvShape, View};
@@ -16,7 +16,7 @@ fn a_ragged_append_is_the_appends_one_by_one() {
     let last = NonZeroUsize::new(40).unwrap();
     for empty in [empty(5), KvCache::sliding(5, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }, last, 3).unwrap()]
     {
-        for (name, empty) in every_format(&empty) {
+        for (name, empty) in exact_and_others(&empty) {
             let (mut together, mut apart) = (empty.clone(), empty);
             for lens in [&[(3, 255), (0, 1)][..], &[(4, 17), (3, 2), (1, 0), (0, 300)], &[(2, 600)], &[], &[(3, 256)]] {
                 let sequences: Vec<usize> = lens.iter().map(|&(sequence, _)| sequence).collect();
@@ -44,7 +44,7 @@ fn a_ragged_append_is_the_appends_one_by_one() {
 #[test]
 fn forks_are_appended_to_together() {
     let rng = &mut Rng::new(2);
-    for (name, empty) in every_format(&empty(3)) {
+    for (name, empty) in exact_and_others(&empty(3)) {
         let (mut together, mut apart) = (empty.clone(), empty);
         let (prompt, tokens) = (new_tokens(&apart, 300, rng), new_tokens(&apart, 7, rng));
         for cache in [&mut together, &mut apart] {
@@ -97,7 +97,7 @@ fn what_does_not_fit_is_refused() {
 /// The last of several rows is one that the cache has no place for: none of them is written.
 #[test]
 fn all_or_nothing() {
-    for (name, mut cache) in every_format(&empty(2)) {
+    for (name, mut cache) in exact_and_others(&empty(2)) {
         let rng = &mut Rng::new(4);
         let tokens = new_tokens(&cache, 5, rng);
         append_tokens(&mut cache, 0, &tokens);

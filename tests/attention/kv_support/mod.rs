@@ -176,6 +176,19 @@ pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 10] {
     ]
 }
 
+/// An empty cache in every format, and some whose first tokens are exact: these take memory of their own, and a later token that
+/// moves among them stays as inexact as it was.
+pub fn exact_and_others(empty: &KvCache) -> Vec<(&'static str, KvCache)> {
+    let exact =
+        |format: KvFormat<'_>, tokens| empty.clone().with_format(format.exact_first(tokens)).expect("an empty cache");
+    let int4 = KvFormat::from(CacheFormat::Int4(Int4::Centred)).key_basis(Basis::Hadamard);
+    let exact = [
+        ("int8 with 5 exact tokens", exact(CacheFormat::Int8PerToken.into(), 5)),
+        ("int4 in the Hadamard basis with 16 exact tokens", exact(int4.value_basis(Basis::Hadamard), 16)),
+    ];
+    every_format(empty).into_iter().chain(exact).collect()
+}
+
 /// Rows `[1, kv_heads, n, dim]` of keys and values of the right sizes.
 pub fn new_tokens(cache: &KvCache, n: usize, rng: &mut Rng) -> [Tensor; 2] {
     let KvShape { kv_heads, head_dim, value_dim } = cache.shape();

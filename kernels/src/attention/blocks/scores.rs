@@ -52,6 +52,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         });
         let bias = bias.as_ref().map(|rows| by_type!(Typed => Typed, rows, |rows| &rows[..]));
         by_arithmetic!(self.task.products.keys, |A| self.compute_qk::<A>(row_block.clone(), bias));
+        self.exact_scores(row_block.clone());
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {
             let block = ScoreBlock { scores: self.regions.scores, spans: self.spans, rows };

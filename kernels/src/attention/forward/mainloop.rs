@@ -142,8 +142,10 @@ impl<S: Simd> AttentionTask<'_, S> {
                     (NonFinite::Ignored, Some(ends)) if ending => PvMode::Ending(ends),
                     (NonFinite::Ignored, _) => PvMode::Plain,
                 };
+                let exact = block.take_exact_weights(row_block.clone());
                 // SAFETY: rows that end were prepared just now.
-                by_arithmetic!(self.products.values, |A| unsafe { block.accumulate_pv::<A>(mode, row_block) });
+                by_arithmetic!(self.products.values, |A| unsafe { block.accumulate_pv::<A>(mode, row_block.clone()) });
+                block.add_exact(exact, row_block);
                 if let PvMode::Ending(ends) = mode {
                     debug_assert!(self.products.row_block() == MAX_ROW_BLOCK, "floats end rows");
                     ended.add(number, ends);

@@ -3,6 +3,7 @@
 pub(crate) mod choose;
 pub(crate) mod dropout;
 pub(crate) mod epilogue;
+pub(crate) mod exact_rows;
 pub(crate) mod index_sums;
 pub(crate) mod infinite;
 pub(crate) mod key_sums;

@@ -16,7 +16,7 @@ pub(super) struct Packed {
 pub(super) type Block = Arc<Packed>;
 
 /// Returns true if another sequence or cache shares the block.
-pub(super) fn is_shared(block: &Block) -> bool {
+pub(super) fn is_shared<T>(block: &Arc<T>) -> bool {
     Arc::strong_count(block) > 1
 }
 

@@ -2,11 +2,14 @@
 
 use super::Cache;
 use super::blocks::Packed;
+use super::layout::Sizes;
 use super::spare::{Counts, SpareBlocks, size_for};
 use super::tokens::TokenPart;
 use super::write::NewRows;
 use crate::simd::LANES;
+use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
+use crate::tensor::any::Tensor;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
 use core::ops::Range;
@@ -38,10 +41,11 @@ impl Cache {
         held.iter().for_each(|(_, block)| copies[size_for(block.rows)] += 1);
         let mut copies = SpareBlocks::default().try_allocate(self.store.sizes, copies, Counts::default())?;
         let (mut changed, mut floats) = (Vec::new(), Vec::new());
+        let mut exact = None;
         for (at, block) in held {
             let first = at * KEY_BLOCK;
             let here = keys.start.max(first)..keys.end.min(first + KEY_BLOCK);
-            self.widen_keys(&block, here.start - first..here.end - first, &mut floats)?;
+            self.widen_keys(sequence, here.clone(), &mut floats)?;
             if let Err(refused) = change(self, here.clone(), &mut floats) {
                 return Some(Err(refused));
             }
@@ -49,21 +53,38 @@ impl Cache {
             let packed = Arc::get_mut(&mut copy).expect("a new block has one owner");
             self.store.sizes.copy_keys(&block, packed);
             self.write_keys(isa, packed, here.start - first, &floats);
+            if here.start < self.store.sizes.exact {
+                exact = Some(self.changed_exact(isa, [sequence, here.start], &floats)?);
+            }
             changed.push((at, copy));
         }
         for (at, block) in changed {
             *self.blocks[sequence].get_mut(at).expect("the block is held") = block;
         }
+        if exact.is_some() {
+            self.exact[sequence] = exact;
+        }
         Some(Ok(()))
     }
 
-    /// Widens some keys of a block, `[kv_heads, keys, head_dim]`. `None` if there is no memory for them.
-    fn widen_keys(&self, block: &Packed, rows: Range<usize>, floats: &mut Vec<f32>) -> Option<()> {
-        let (sizes, memory) = (self.store.sizes, block.memory.floats());
+    /// Returns a copy of the exact rows of a sequence with other keys from token `first` on. `None` if there is no memory for it.
+    fn changed_exact(&self, isa: Isa, [sequence, first]: [usize; 2], floats: &[f32]) -> Option<Arc<AlignedBuf>> {
+        let (sizes, all) = (self.store.sizes, self.store.sizes.exact_floats());
+        let mut copy = AlignedBuf::try_new(all)?;
+        let (rows, to) = (self.exact[sequence].as_ref()?.floats(), copy.floats_mut());
+        to[..all].copy_from_slice(&rows[..all]);
+        let (k, n) = keys_of(sizes, floats);
+        NewRows { sizes, row: first, k, v: None, b: 0, rows: 0..n }.write_exact(isa, to);
+        Some(Arc::new(copy))
+    }
+
+    /// Widens some keys of a block of a sequence, `[kv_heads, keys, head_dim]`. `None` if there is no memory for them.
+    fn widen_keys(&self, sequence: usize, keys: Range<usize>, floats: &mut Vec<f32>) -> Option<()> {
+        let sizes = self.store.sizes;
         floats.clear();
-        floats.try_reserve(sizes.kv_heads * rows.len() * sizes.head_dim).ok()?;
-        for (head, row) in (0..sizes.kv_heads).flat_map(|head| rows.clone().map(move |row| (head, row))) {
-            floats.extend(self.store.elements(TokenPart::Key, (memory, block.rows), [head, row], 0..sizes.head_dim)?);
+        floats.try_reserve(sizes.kv_heads * keys.len() * sizes.head_dim).ok()?;
+        for (head, key) in (0..sizes.kv_heads).flat_map(|head| keys.clone().map(move |key| (head, key))) {
+            floats.extend(self.elements(TokenPart::Key, [sequence, head, key], 0..sizes.head_dim)?);
         }
         Some(())
     }
@@ -71,8 +92,7 @@ impl Cache {
     /// Writes keys `[kv_heads, keys, head_dim]` to a block, from a row on.
     fn write_keys(&mut self, isa: Isa, block: &mut Packed, row: usize, floats: &[f32]) {
         let sizes = self.store.sizes.with_rows(block.rows);
-        let n = floats.len().checked_div(sizes.kv_heads * sizes.head_dim).unwrap_or(0);
-        let k = View::bhld(floats, [1, sizes.kv_heads, n, sizes.head_dim]).expect("all of the keys").into();
+        let (k, n) = keys_of(sizes, floats);
         self.reserve_scratch();
         // Whole panels are written together, and the last one filled up, in which other keys may follow.
         let whole = ((row + n) / LANES * LANES).max(row) - row;
@@ -81,4 +101,10 @@ impl Cache {
             new.write(isa, block.memory.floats_mut(), self.store.int8.as_mut());
         }
     }
+}
+
+/// Returns keys `[kv_heads, keys, head_dim]` as a tensor, and their number.
+fn keys_of(sizes: Sizes, floats: &[f32]) -> (Tensor<'_>, usize) {
+    let n = floats.len().checked_div(sizes.kv_heads * sizes.head_dim).unwrap_or(0);
+    (View::bhld(floats, [1, sizes.kv_heads, n, sizes.head_dim]).expect("all of the keys").into(), n)
 }

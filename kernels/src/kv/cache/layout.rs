@@ -66,6 +66,8 @@ pub(super) struct Sizes {
     /// Bases of their elements.
     pub(super) key_basis: Basis,
     pub(super) value_basis: Basis,
+    /// Number of first tokens of a sequence that are exact, too.
+    pub(super) exact: usize,
     /// Number of keys of a block, in whole panels.
     pub(super) rows: usize,
     pub(super) key_order: KeyOrder,

@@ -14,7 +14,11 @@ impl Cache {
         let mut held: Vec<_> = blocks.map(|block| (Arc::as_ptr(block), block.rows)).collect();
         held.sort_unstable();
         held.dedup();
-        held.into_iter().map(|(_, rows)| self.store.sizes.with_rows(rows).floats() * size_of::<f32>()).sum()
+        let blocks = held.into_iter().map(|(_, rows)| self.store.sizes.with_rows(rows).floats() * size_of::<f32>());
+        let mut exact: Vec<_> = self.exact.iter().flatten().map(|rows| (Arc::as_ptr(rows), rows.bytes())).collect();
+        exact.sort_unstable();
+        exact.dedup();
+        blocks.chain(exact.into_iter().map(|(_, bytes)| bytes)).sum::<usize>() + self.spare.exact_bytes()
     }
 
     /// Gives back the memory that no key is in: spare blocks, scratch, and room behind the keys of short sequences.
@@ -60,11 +64,12 @@ impl Cache {
     /// Allocates the memory that appending tokens to several sequences lacks; each sequence occurs at most once. `None`
     /// if there is not enough memory.
     pub fn try_allocate(&mut self, tokens: impl Iterator<Item = NewTokens>) -> Option<SpareBlocks> {
-        let (mut needed, mut freed) = (Counts::default(), Counts::default());
+        let (mut needed, mut freed, mut exact) = (Counts::default(), Counts::default(), 0);
         for NewTokens { sequence, rows, .. } in tokens.filter(|tokens| !tokens.rows.is_empty()) {
             let (len, there) = (self.lens[sequence], &self.blocks[sequence]);
             let end = len.checked_add(rows.len())?;
             let first = len / KEY_BLOCK;
+            exact += usize::from(len < self.store.sizes.exact && self.lacks_exact(sequence));
             // The block that is written to first may be there; those behind it are new.
             let rows = Self::rows_up_to(first, end);
             if !there.get(first).is_some_and(|block| block.rows >= rows && !is_shared(block)) {
@@ -75,7 +80,9 @@ impl Cache {
             let evicted = there.held_in(self.evictable(sequence)).iter();
             evicted.filter(|block| !is_shared(block)).for_each(|block| freed[size_for(block.rows)] += 1);
         }
-        self.spare.try_allocate(self.store.sizes, needed, freed)
+        let mut new = self.spare.try_allocate(self.store.sizes, needed, freed)?;
+        self.spare.try_allocate_exact(self.store.sizes, exact, &mut new)?;
+        Some(new)
     }
 
     /// Returns a block to write to, which exists, has room for `rows` keys and is not shared.

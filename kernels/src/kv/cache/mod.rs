@@ -9,6 +9,7 @@
 
 mod blocks;
 mod changed_keys;
+mod exact;
 mod layout;
 mod memory;
 mod pool;
@@ -21,15 +22,19 @@ mod tokens;
 mod write;
 
 use crate::kv::value_panels::ValueOrder;
+use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::Dtype;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 use blocks::Blocks;
 use core::ops::Range;
+pub(crate) use exact::ExactRows;
+pub use exact::MAX_EXACT;
 use layout::{KeyOrder, Sizes};
 pub use pool::PackedPool;
 pub use spare::SpareBlocks;
+use std::sync::Arc;
 use store::Store;
 pub use store::{CacheFormat, KvFormat};
 pub use tokens::{NewTokens, TokenPart};
@@ -43,6 +48,8 @@ pub struct Cache {
     sliding: Option<Sliding>,
     /// Blocks of each sequence.
     blocks: Vec<Blocks>,
+    /// Exact rows of the first tokens of each sequence, from its first append on, if it has such.
+    exact: Vec<Option<Arc<AlignedBuf>>>,
     lens: Vec<usize>,
     /// Blocks that no sequence uses.
     spare: SpareBlocks,
@@ -51,9 +58,9 @@ pub struct Cache {
 impl Clone for Cache {
     /// Shares the memory, as [`Cache::fork`] does.
     fn clone(&self) -> Self {
-        let Self { store, sliding, blocks, lens, spare: _ } = self;
-        let (store, blocks, lens) = (store.clone(), blocks.clone(), lens.clone());
-        Self { store, sliding: *sliding, blocks, lens, spare: SpareBlocks::default() }
+        let Self { store, sliding, blocks, exact, lens, spare: _ } = self;
+        let (store, blocks, exact, lens) = (store.clone(), blocks.clone(), exact.clone(), lens.clone());
+        Self { store, sliding: *sliding, blocks, exact, lens, spare: SpareBlocks::default() }
     }
 }
 
@@ -81,16 +88,18 @@ impl Cache {
         assert!(last && head_dim.max(value_dim) <= MAX_DIM, "a window without keys, or a dimension beyond MAX_DIM");
         let store = Store::new(KEY_BLOCK, kv_heads, [head_dim, value_dim], CacheFormat::Elements(dtype).into());
         store.sizes.bytes().filter(|&bytes| bytes <= isize::MAX as usize)?;
-        let (mut blocks, mut lens) = (Vec::new(), Vec::new());
+        let (mut blocks, mut exact, mut lens) = (Vec::new(), Vec::new(), Vec::new());
         blocks.try_reserve_exact(sequences).ok()?;
+        exact.try_reserve_exact(sequences).ok()?;
         lens.try_reserve_exact(sequences).ok()?;
         blocks.resize(sequences, Blocks::default());
+        exact.resize(sequences, None);
         lens.resize(sequences, 0);
-        Some(Self { store, sliding, blocks, lens, spare: SpareBlocks::default() })
+        Some(Self { store, sliding, blocks, exact, lens, spare: SpareBlocks::default() })
     }
 
     /// Number of bytes of an empty sequence.
-    pub const SEQUENCE_BYTES: usize = size_of::<Blocks>() + size_of::<usize>();
+    pub const SEQUENCE_BYTES: usize = size_of::<Blocks>() + size_of::<Option<Arc<AlignedBuf>>>() + size_of::<usize>();
 
     /// Empties the cache and sets another format. The scratch for appending bytes is not allocated yet.
     ///
@@ -134,6 +143,7 @@ impl Cache {
     /// Returns the cache without keys and memory.
     fn emptied(mut self) -> Self {
         self.blocks.fill(Blocks::default());
+        self.exact.fill(None);
         self.lens.fill(0);
         self.spare.clear();
         self
@@ -181,6 +191,7 @@ impl Cache {
     /// Adds an empty sequence and returns its number.
     pub fn add_sequence(&mut self) -> usize {
         self.blocks.push(Blocks::default());
+        self.exact.push(None);
         self.lens.push(0);
         self.lens.len() - 1
     }
@@ -232,8 +243,13 @@ impl Cache {
         while done < rows.end {
             let (number, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
             let here = (rows.end - done).min(KEY_BLOCK - row);
+            let (rows, tokens) = (done..done + here, self.lens[sequence]);
+            if tokens < sizes.exact {
+                let new = NewRows { sizes, row, k, v: Some(v), b, rows: rows.clone() };
+                new.write_exact(isa, self.exact_mut(sequence));
+            }
             let block = self.block_mut(sequence, number, Self::rows_up_to(number, end));
-            let new = NewRows { sizes: sizes.with_rows(block.rows), row, k, v: Some(v), b, rows: done..done + here };
+            let new = NewRows { sizes: sizes.with_rows(block.rows), row, k, v: Some(v), b, rows };
             new.write(isa, block.memory.floats_mut(), int8.as_mut());
             self.lens[sequence] += here;
             done += here;
@@ -258,6 +274,7 @@ impl Cache {
         self.truncate(to, 0);
         let [source, target] = self.blocks.get_disjoint_mut([from, to]).expect("two sequences");
         target.share(source);
+        self.exact[to] = self.exact[from].clone();
         self.lens[to] = self.lens[from];
     }
 }

@@ -20,8 +20,18 @@ pub struct PackedPool {
     pub(super) store: Store,
     pub(super) pages: usize,
     pub(super) memory: AlignedBuf,
+    /// Exact rows of pages that a sequence begins with, if there are such.
+    pub(super) exact: Vec<Option<ExactPage>>,
     /// Scratch: the pages that an append writes, and their sequences.
     pub(super) written: Vec<(u32, usize)>,
+}
+
+/// Exact rows of a page.
+#[derive(Debug)]
+pub(super) struct ExactPage {
+    pub(super) rows: AlignedBuf,
+    /// Number of the page's first tokens that were written as the first of a sequence.
+    pub(super) tokens: usize,
 }
 
 impl PackedPool {
@@ -47,7 +57,11 @@ impl PackedPool {
         }
         store.reserve_scratch();
         let floats = (store.sizes.bytes()? / size_of::<f32>()).checked_mul(pages)?;
-        Some(Self { store, pages, memory: AlignedBuf::try_new(floats)?, written: Vec::new() })
+        let exact = if format.exact_first > 0 { pages } else { 0 };
+        let mut rows = Vec::new();
+        rows.try_reserve_exact(exact).ok()?;
+        rows.resize_with(exact, || None);
+        Some(Self { store, pages, memory: AlignedBuf::try_new(floats)?, exact: rows, written: Vec::new() })
     }
 
     /// Number of pages.
@@ -77,7 +91,8 @@ impl PackedPool {
 
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
-        self.memory.bytes()
+        let exact = self.exact.iter().flatten().map(|page| page.rows.bytes());
+        self.memory.bytes() + exact.sum::<usize>()
     }
 
     /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to sequences of a table; its lengths count them already: they
@@ -97,7 +112,7 @@ impl PackedPool {
         table: BlockTable<'_>,
         [k, v]: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
-        contents: impl FnOnce(&Self) -> Result<(), E>,
+        contents: impl FnOnce(&mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
         let width = table.checked(self.pages, self.store.sizes.rows)?;
         self.check_new(table, width, tokens.clone())?;
@@ -109,6 +124,10 @@ impl PackedPool {
             while next < rows.end {
                 let (page, row) = (table.entries[sequence * width + at / size], at % size);
                 let here = (rows.end - next).min(size - row);
+                if sizes.exact > 0 {
+                    let new = NewRows { sizes, row, k, v: Some(v), b, rows: next..next + here };
+                    self.write_exact(isa, page as usize, at, new);
+                }
                 let new = NewRows { sizes, row, k, v: Some(v), b, rows: next..next + here };
                 let at_page = self.place(page as usize);
                 new.write(isa, &mut self.memory.floats_mut()[at_page], self.store.int8.as_mut());
@@ -140,13 +159,16 @@ impl PackedPool {
         }
     }
 
-    /// Copies a page over another one.
+    /// Copies a page over another one. Its exact rows too, if the other has [memory](Self::reserve_exact) for them.
     ///
     /// # Panics
     /// If the pool has no such pages.
     pub fn copy(&mut self, from: usize, to: usize) {
-        let (from, to) = (self.place(from), self.place(to));
-        self.memory.floats_mut().copy_within(from, to.start);
+        let places = [from, to].map(|page| self.place(page));
+        self.memory.floats_mut().copy_within(places[0].clone(), places[1].start);
+        if from != to && !self.exact.is_empty() {
+            self.copy_exact(from, to);
+        }
     }
 
     /// Returns the place of a page in memory, in floats.
@@ -195,5 +217,16 @@ impl PackedPool {
         of: Range<usize>,
     ) -> Option<Vec<f32>> {
         self.store.elements(part, (self.page(page), self.page_size()), [head, row], of)
+    }
+
+    /// Returns some elements of exact key or value `[page, head, row]`, if it has been written as one of the first of a sequence.
+    pub(crate) fn exact_elements(
+        &self,
+        part: TokenPart,
+        [page, head, row]: [usize; 3],
+        of: Range<usize>,
+    ) -> Option<Vec<f32>> {
+        let rows = (head < self.kv_heads()).then(|| self.exact_rows([page, head], row + 1))?;
+        self.store.exact_elements(part, rows.filter(|rows| rows.tokens > row)?, row, of)
     }
 }

@@ -34,11 +34,18 @@ impl PackedPool {
             }
         }
         let (sizes, bytes) = (self.store.sizes, self.store.sizes.floats() * size_of::<f32>());
-        let memory = self.memory.elements_mut::<u8>();
         for (to, &token) in moved.clone().zip(&accepted[moved.start - from..]) {
             let at = [to, from + token];
             assert!(at[0] < at[1] && at[1] < table.lens[sequence], "token {token} behind {from}");
             let starts = at.map(|token| table.entries[sequence * width + token / size] as usize * bytes);
+            let [pages, rows] =
+                [at.map(|token| table.entries[sequence * width + token / size] as usize), at.map(|token| token % size)];
+            if at[0] < sizes.exact {
+                self.move_exact(pages, rows, at[1] < sizes.exact);
+            } else if at[0] >= size {
+                self.end_exact(pages[0], rows[0]);
+            }
+            let memory = self.memory.elements_mut::<u8>();
             sizes.for_each_run(at.map(|token| token % size), |to, from| {
                 memory.copy_within(starts[1] + from.start..starts[1] + from.end, starts[0] + to.start);
             });
@@ -54,21 +61,29 @@ impl PackedPool {
         self.store.sizes.elements(part)
     }
 
-    /// Copies the elements of a part of token `[page, head, row]`.
+    /// Copies the elements of a part of token `[page, head, row]`. Exact ones of a row that was not written as one of the first of a
+    /// sequence are those of its integers.
     ///
     /// # Panics
     /// If the pool has no such token.
     pub fn read_token(&self, part: TokenPart, [page, head, row]: [usize; 3], to: &mut [u8]) {
+        if part.is_exact() {
+            return self.read_exact(part, [page, head, row], to);
+        }
         self.store.sizes.read_token(part, [head, row], elements(self.page(page)), to);
     }
 
-    /// Writes the elements of a part of token `[page, head, row]`, as [`Cache::write_token`] does.
+    /// Writes the elements of a part of token `[page, head, row]`, exact ones to [memory](Self::reserve_exact) that is there, as [`Cache::write_token`] does.
     ///
     /// # Panics
     /// If the pool has no such token.
     ///
     /// [`Cache::write_token`]: super::Cache::write_token
     pub fn write_token(&mut self, part: TokenPart, [page, head, row]: [usize; 3], from: &[u8]) {
+        if part.is_exact() {
+            return self.import_exact(part, [page, head, row], from);
+        }
+        self.end_exact(page, row);
         let at = self.place(page);
         self.store.sizes.write_token(part, [head, row], from, elements_mut(&mut self.memory.floats_mut()[at]));
     }
@@ -85,6 +100,7 @@ impl PackedPool {
         let Some(mut memory) = AlignedBuf::try_new(floats) else { return false };
         memory.floats_mut()[..floats].copy_from_slice(&self.memory.floats()[..floats]);
         (self.memory, self.pages, self.written) = (memory, pages, Vec::new());
+        self.exact.truncate(pages);
         true
     }
 }

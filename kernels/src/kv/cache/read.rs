@@ -126,6 +126,13 @@ impl Cache {
     /// Returns some elements of key or value `[b, h, j]`, widened; `None` where the cache has none.
     pub(crate) fn elements(&self, part: TokenPart, [b, h, j]: [usize; 3], of: Range<usize>) -> Option<Vec<f32>> {
         let block = self.block(b, j / KEY_BLOCK).filter(|_| j < self.lens[b])?;
+        if j < self.store.sizes.exact
+            && h < self.kv_heads()
+            && let Some(rows) = self.exact_rows(b, h)
+            && let Some(elements) = self.store.exact_elements(part, rows, j, of.clone())
+        {
+            return Some(elements);
+        }
         self.store.elements(part, (block.memory.floats(), block.rows), [h, j % KEY_BLOCK], of)
     }
 }

@@ -219,7 +219,7 @@ impl<'a, F: Fn(usize) -> (&'a [f32], usize)> Scattered<F> {
         // Padding is read: of groups of elements and keys, and of panels.
         block.fill(0.0);
         let bytes = elements_mut::<u8>(block);
-        for token_part in TokenPart::ALL {
+        for token_part in TokenPart::IN_BLOCKS {
             for run in self.sizes.runs(token_part) {
                 let starts =
                     [(self.sizes, head), (to, 0)].map(|(sizes, head)| sizes.starts(token_part, head, run.clone()));

@@ -2,7 +2,7 @@
 
 use super::blocks::{Block, is_shared};
 use super::layout::Sizes;
-use crate::simd::aligned::has_memory;
+use crate::simd::aligned::{AlignedBuf, has_memory};
 use crate::tensor::rows::KEY_BLOCK;
 use std::sync::Arc;
 
@@ -27,47 +27,72 @@ pub(super) fn rows_for(rows: usize) -> usize {
 
 /// Blocks that no sequence uses, by size.
 #[derive(Debug, Default)]
-pub struct SpareBlocks([Vec<Block>; ROWS.len()]);
+pub struct SpareBlocks {
+    blocks: [Vec<Block>; ROWS.len()],
+    /// Exact rows of sequences.
+    exact: Vec<Arc<AlignedBuf>>,
+}
 
 impl SpareBlocks {
     /// Keeps a block for later, if it is not shared.
     pub(super) fn push(&mut self, block: Block) {
         if !is_shared(&block) {
-            self.0[size_for(block.rows)].push(block);
+            self.blocks[size_for(block.rows)].push(block);
         }
     }
 
     /// Takes the smallest block that has room for `rows` keys.
     pub(super) fn pop(&mut self, rows: usize) -> Option<Block> {
-        self.0[size_for(rows)..].iter_mut().find_map(Vec::pop)
+        self.blocks[size_for(rows)..].iter_mut().find_map(Vec::pop)
     }
 
     /// Takes all blocks of others.
     pub(super) fn append(&mut self, mut others: Self) {
-        for (blocks, others) in self.0.iter_mut().zip(&mut others.0) {
+        for (blocks, others) in self.blocks.iter_mut().zip(&mut others.blocks) {
             // Without a longer list, where this one is empty.
             if blocks.is_empty() && !others.is_empty() {
                 core::mem::swap(blocks, others);
             }
             blocks.append(others);
         }
+        self.exact.append(&mut others.exact);
+    }
+
+    /// Takes exact rows.
+    pub(super) fn pop_exact(&mut self) -> Option<Arc<AlignedBuf>> {
+        self.exact.pop()
+    }
+
+    /// Allocates the exact rows of `sequences` sequences that are missing. `None` if there is not enough memory.
+    pub(super) fn try_allocate_exact(&self, sizes: Sizes, sequences: usize, new: &mut Self) -> Option<()> {
+        for _ in self.exact.len()..sequences {
+            new.exact.try_reserve(1).ok()?;
+            new.exact.push(Arc::new(AlignedBuf::try_new(sizes.exact_floats())?));
+        }
+        Some(())
+    }
+
+    /// Number of bytes of spare exact rows.
+    pub(super) fn exact_bytes(&self) -> usize {
+        self.exact.iter().map(|rows| rows.bytes()).sum()
     }
 
     /// Iterates over all blocks.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Block> {
-        self.0.iter().flatten()
+        self.blocks.iter().flatten()
     }
 
     /// Frees all blocks.
     pub(super) fn clear(&mut self) {
-        self.0.iter_mut().for_each(Vec::clear);
+        self.blocks.iter_mut().for_each(Vec::clear);
+        self.exact.clear();
     }
 
     /// Allocates the needed blocks that are missing even once `freed` blocks are freed. `None` if there is not enough
     /// memory.
     pub(super) fn try_allocate(&mut self, sizes: Sizes, needed: Counts, freed: Counts) -> Option<Self> {
         let mut there = freed;
-        there.iter_mut().zip(&self.0).for_each(|(there, blocks)| *there += blocks.len());
+        there.iter_mut().zip(&self.blocks).for_each(|(there, blocks)| *there += blocks.len());
         let (missing, mut new) = (missing(needed, there), Self::default());
         // Requested at once first: block by block, the system would grant more than it has.
         let each =
@@ -77,13 +102,13 @@ impl SpareBlocks {
             return None;
         }
         for (size, blocks) in missing.into_iter().enumerate() {
-            if blocks > 0 && self.0[size].is_empty() {
+            if blocks > 0 && self.blocks[size].is_empty() {
                 // Room that is there already.
-                new.0[size] = core::mem::take(&mut self.0[size]);
+                new.blocks[size] = core::mem::take(&mut self.blocks[size]);
             }
-            new.0[size].try_reserve_exact(blocks).ok()?;
+            new.blocks[size].try_reserve_exact(blocks).ok()?;
             for _ in 0..blocks {
-                new.0[size].push(Arc::new(sizes.try_block(ROWS[size])?));
+                new.blocks[size].push(Arc::new(sizes.try_block(ROWS[size])?));
             }
         }
         Some(new)

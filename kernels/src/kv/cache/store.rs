@@ -1,5 +1,6 @@
 //! Sizes and format of what a cache or a pool stores.
 
+use super::exact::MAX_EXACT;
 use super::layout::{Format, KeyOrder, Sizes};
 use crate::kv::value_panels::ValueOrder;
 use crate::matmul::hadamard::Basis;
@@ -63,12 +64,15 @@ pub struct KvFormat<'a> {
     pub key_basis: Basis,
     /// Basis of the values' elements. Outputs are brought back from it.
     pub value_basis: Basis,
+    /// Number of first tokens of a sequence that are kept as `f32`, too, up to 16: scores and outputs take these in place of their
+    /// integers.
+    pub exact_first: usize,
 }
 
 impl<'a> KvFormat<'a> {
     /// Takes the formats of keys and of values.
     pub fn new(keys: CacheFormat<'a>, values: CacheFormat<'a>) -> Self {
-        Self { keys, values, key_basis: Basis::Channels, value_basis: Basis::Channels }
+        Self { keys, values, key_basis: Basis::Channels, value_basis: Basis::Channels, exact_first: 0 }
     }
 
     /// Returns the types of keys and of values; `None` for integers.
@@ -86,6 +90,12 @@ impl<'a> KvFormat<'a> {
     #[must_use]
     pub fn value_basis(self, value_basis: Basis) -> Self {
         Self { value_basis, ..self }
+    }
+
+    /// Sets the number of first tokens of a sequence that are kept exact beside their integers.
+    #[must_use]
+    pub fn exact_first(self, tokens: usize) -> Self {
+        Self { exact_first: tokens, ..self }
     }
 }
 
@@ -132,6 +142,7 @@ impl Store {
             values: floats,
             key_basis: Basis::Channels,
             value_basis: Basis::Channels,
+            exact: 0,
             rows,
             key_order: KeyOrder::Packed,
             value_order: ValueOrder::Panels,
@@ -147,9 +158,10 @@ impl Store {
     /// # Panics
     /// For integer keys longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM). If there is not one scale for each channel of
     /// keys, or values have such. If keys are latent, and stored otherwise than values or in another basis than their channels. For
-    /// floats in another basis.
+    /// floats in another basis, or for more than [`MAX_EXACT`] exact tokens.
     pub(super) fn with_format(self, format: KvFormat<'_>) -> Self {
-        let KvFormat { keys, values, key_basis, value_basis } = format;
+        let KvFormat { keys, values, key_basis, value_basis, exact_first: exact } = format;
+        assert!(exact <= MAX_EXACT, "{exact} exact tokens");
         let Sizes { key_order, kv_heads, head_dim, .. } = self.sizes;
         assert!(head_dim <= MAX_HEAD_DIM || keys.dtype().is_some(), "keys are too long for integers");
         for (format, basis) in [(keys, key_basis), (values, value_basis)] {
@@ -165,11 +177,11 @@ impl Store {
         );
         let [keys, values] = [keys, values].map(CacheFormat::stored);
         assert!(values != Format::Int8Channels, "a value has one scale");
-        let in_channels = [key_basis, value_basis] == [Basis::Channels; 2];
-        assert!(key_order != KeyOrder::Latent || keys == values && in_channels, "latent keys are the values");
+        let plain = exact == 0 && [key_basis, value_basis] == [Basis::Channels; 2];
+        assert!(key_order != KeyOrder::Latent || keys == values && plain, "latent keys are the values");
         let bytes = [keys, values].iter().any(|format| matches!(format, Format::Int8 | Format::Int8Channels));
         let int8 = bytes.then(|| Int8 { channels: channels.map(Box::from), ..Int8::default() });
-        Self { sizes: Sizes { keys, values, key_basis, value_basis, ..self.sizes }, int8 }
+        Self { sizes: Sizes { keys, values, key_basis, value_basis, exact, ..self.sizes }, int8 }
     }
 
     /// Returns the format.
@@ -180,8 +192,8 @@ impl Store {
             (Format::Int8 | Format::Int8Channels, _) => CacheFormat::Int8PerToken,
             (Format::Int4(kind), _) => CacheFormat::Int4(kind),
         };
-        let Sizes { keys, values, key_basis, value_basis, .. } = self.sizes;
-        KvFormat { keys: format(keys), values: format(values), key_basis, value_basis }
+        let Sizes { keys, values, key_basis, value_basis, exact, .. } = self.sizes;
+        KvFormat { keys: format(keys), values: format(values), key_basis, value_basis, exact_first: exact }
     }
 
     /// Returns the scales of the keys' channels, `[kv_heads][head_dim]`, if they have any.

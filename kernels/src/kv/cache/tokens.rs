@@ -5,6 +5,7 @@ use super::layout::{Format, KeyOrder, Parts, Sizes};
 use super::spare::{Counts, size_for};
 use super::{Cache, Sliding};
 use crate::matmul::int4;
+use crate::simd::aligned::{elements, elements_mut};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 use std::sync::Arc;
@@ -33,11 +34,28 @@ pub enum TokenPart {
     Value,
     /// Scale of the value, an `f32`, in an int8 cache. In an int4 cache as for keys.
     ValueScale,
+    /// Elements of the key as `f32`, of a first token that is exact.
+    ExactKey,
+    /// Elements of the value as `f32`, of a first token that is exact, in the basis of the values.
+    ExactValue,
 }
 
 impl TokenPart {
     /// All parts.
-    pub const ALL: [Self; 4] = [Self::Key, Self::KeyScale, Self::Value, Self::ValueScale];
+    pub const ALL: [Self; 6] =
+        [Self::Key, Self::KeyScale, Self::Value, Self::ValueScale, Self::ExactKey, Self::ExactValue];
+    /// Parts that lie in blocks.
+    pub(super) const IN_BLOCKS: [Self; 4] = [Self::Key, Self::KeyScale, Self::Value, Self::ValueScale];
+
+    /// Returns true if it is a part of the key.
+    pub fn is_of_key(self) -> bool {
+        matches!(self, Self::Key | Self::KeyScale | Self::ExactKey)
+    }
+
+    /// Returns true if only the first tokens of a sequence have it.
+    pub fn is_exact(self) -> bool {
+        matches!(self, Self::ExactKey | Self::ExactValue)
+    }
 }
 
 impl Format {
@@ -56,11 +74,12 @@ impl Sizes {
         if self.key_order == KeyOrder::Latent && matches!(part, TokenPart::Value | TokenPart::ValueScale) {
             return [0, 1];
         }
-        let (format, dim) = match part {
-            TokenPart::Key | TokenPart::KeyScale => (self.keys, self.head_dim),
-            TokenPart::Value | TokenPart::ValueScale => (self.values, self.value_dim),
-        };
+        let (format, dim) = if part.is_of_key() { (self.keys, self.head_dim) } else { (self.values, self.value_dim) };
         match (part, format) {
+            (TokenPart::ExactKey | TokenPart::ExactValue, _) => {
+                let none = self.exact_row(part, [0, 0]).is_empty();
+                [if none { 0 } else { dim }, size_of::<f32>()]
+            }
             (TokenPart::KeyScale | TokenPart::ValueScale, _) => format.numbers(dim),
             (_, Format::Int4(_)) => [int4::blocks(dim) * int4::BLOCK / 2, 1],
             _ => [dim, format.element_bytes()],
@@ -84,7 +103,7 @@ impl Sizes {
                 TokenPart::Value if self.value_group() == 1 => self.value_layout().panel(first).end,
                 TokenPart::Value => first + 1,
                 TokenPart::Key => first + self.key_group(),
-                TokenPart::KeyScale | TokenPart::ValueScale => first + 1,
+                _ => first + 1,
             };
             first..end.min(elements)
         };
@@ -101,11 +120,12 @@ impl Sizes {
             TokenPart::KeyScale => key_scales.start,
             TokenPart::Value => values.start,
             TokenPart::ValueScale => value_scales.start,
+            TokenPart::ExactKey | TokenPart::ExactValue => unreachable!("exact rows are in no block"),
         };
         let index = match part {
             TokenPart::Key => self.key(row, self.keys.first_element(run.start)),
             TokenPart::Value => self.value(row, self.values.first_element(run.start)),
-            TokenPart::KeyScale | TokenPart::ValueScale => self.scale(part, row, run.start),
+            _ => self.scale(part, row, run.start),
         };
         let start = start + index * bytes;
         start..start + run.len() * bytes
@@ -139,7 +159,7 @@ impl Sizes {
     /// Calls `copy` with the bytes of two tokens in their blocks, range by range.
     pub(super) fn for_each_run(self, [to, from]: [usize; 2], mut copy: impl FnMut(Range<usize>, Range<usize>)) {
         for head in 0..self.kv_heads {
-            for part in TokenPart::ALL {
+            for part in TokenPart::IN_BLOCKS {
                 for run in self.runs(part) {
                     copy(self.run_bytes(part, [head, to], run.clone()), self.run_bytes(part, [head, from], run));
                 }
@@ -168,6 +188,10 @@ impl Cache {
 
     /// Copies the elements of a part of token `[sequence, head, token]`, which is held.
     pub fn read_token(&self, part: TokenPart, [sequence, head, token]: [usize; 3], to: &mut [u8]) {
+        if part.is_exact() {
+            let rows = self.exact[sequence].as_ref().expect("the token is held").floats();
+            return to.copy_from_slice(&elements(&rows[self.store.sizes.exact_row(part, [head, token])])[..to.len()]);
+        }
         let block = self.blocks[sequence].get(token / KEY_BLOCK).expect("the token is held");
         let sizes = self.store.sizes.with_rows(block.rows);
         sizes.read_token(part, [head, token % KEY_BLOCK], block.memory.elements(), to);
@@ -178,6 +202,10 @@ impl Cache {
     /// ([`is_int8_scale`](crate::is_int8_scale)); elements of an int4 cache must be at least −7, and numbers of blocks
     /// finite.
     pub fn write_token(&mut self, part: TokenPart, [sequence, head, token]: [usize; 3], from: &[u8]) {
+        if part.is_exact() {
+            let place = self.store.sizes.exact_row(part, [head, token]);
+            return elements_mut(&mut self.exact_mut(sequence)[place])[..from.len()].copy_from_slice(from);
+        }
         let block = self.blocks[sequence].get_mut(token / KEY_BLOCK).expect("the token is held");
         let sizes = self.store.sizes.with_rows(block.rows);
         sizes.write_token(part, [head, token % KEY_BLOCK], from, bytes_mut(block));
@@ -208,8 +236,15 @@ impl Cache {
         let rows = rows.map(|block| Self::rows_up_to(block, len));
         let mut needed = Counts::default();
         rows.clone().for_each(|rows| needed[size_for(rows)] += 1);
-        let Some(new) = self.spare.try_allocate(self.store.sizes, needed, Counts::default()) else { return false };
+        let Some(mut new) = self.spare.try_allocate(self.store.sizes, needed, Counts::default()) else { return false };
+        let exact = usize::from(len > 0 && self.lacks_exact(sequence));
+        if self.spare.try_allocate_exact(self.store.sizes, exact, &mut new).is_none() {
+            return false;
+        }
         self.spare.append(new);
+        if exact > 0 {
+            self.exact_mut(sequence);
+        }
         let blocks = rows.map(|rows| self.spare.pop(rows).expect("allocated above")).collect();
         self.blocks[sequence] = Blocks::with_gap(blocks, gap);
         self.lens[sequence] = len;
@@ -226,7 +261,11 @@ impl Cache {
                 copies[size_for(block.rows)] += usize::from(is_shared(block));
             }
         }
-        let new = self.spare.try_allocate(self.store.sizes, copies, Counts::default());
+        let exact = usize::from(moved.start < self.store.sizes.exact.min(moved.end) && self.lacks_exact(sequence));
+        let new = self.spare.try_allocate(self.store.sizes, copies, Counts::default()).and_then(|mut new| {
+            self.spare.try_allocate_exact(self.store.sizes, exact, &mut new)?;
+            Some(new)
+        });
         new.map(|new| self.spare.append(new)).is_some()
     }
 
@@ -250,6 +289,7 @@ impl Cache {
             }
             for (to, &token) in moved.zip(&accepted[in_place..]) {
                 assert!(to < from + token && from + token < self.lens[sequence], "token {token} behind {from}");
+                self.move_exact(sequence, [to, from + token]);
                 self.move_token(sequence, [to, from + token]);
             }
         }

@@ -4,6 +4,7 @@
 
 use super::layout::{Format, KeyOrder, Parts, Sizes, part_mut};
 use super::store::Int8;
+use super::tokens::TokenPart;
 use crate::matmul::bf16_pairs;
 use crate::matmul::hadamard::{Basis, MAX_BLOCK};
 use crate::matmul::int4::{self, Int4, Place};
@@ -61,6 +62,28 @@ impl NewRows<'_> {
             }
             if let Some(value) = value {
                 head.write_values(value, int8.as_deref_mut());
+            }
+        }
+    }
+}
+
+impl NewRows<'_> {
+    /// Writes those of the rows that are exact to the [exact rows](super::exact) of their sequence, whose tokens have their numbers.
+    pub(super) fn write_exact(self, isa: Isa, exact: &mut [f32]) {
+        let Self { sizes, row: first, k, v, b, rows } = self;
+        let n = rows.len().min(sizes.exact.saturating_sub(first));
+        let parts = [(TokenPart::Key, Some(k), Basis::Channels), (TokenPart::Value, v, sizes.value_basis)];
+        for (part, x, basis) in parts {
+            let Some(x) = x.filter(|_| n > 0 && !sizes.exact_row(part, [0, 0]).is_empty()) else { continue };
+            let [batch, heads, len, dim] = x.shape();
+            assert!(b < batch && heads == sizes.kv_heads && rows.end <= len, "rows outside the tensors");
+            for head in 0..heads {
+                // SAFETY: the head and the rows are inside the tensor, as was asserted.
+                let source = Source { rows: unsafe { x.rows(b, head, rows.start) }, n, dim, basis };
+                source.for_each_part(isa, |row, d, floats| {
+                    let place = &mut exact[sizes.exact_row(part, [head, first + row])];
+                    place[d..d + floats.len()].copy_from_slice(floats);
+                });
             }
         }
     }

@@ -1,0 +1,67 @@
+//! Exact first tokens of a sequence in a key block: their scores take the place of those of their integers, and their values of those of
+//! the integers.
+
+use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
+use crate::attention::steps::exact_rows::{ExactKeys, ExactWeights};
+use crate::kv::cache::MAX_EXACT;
+use crate::simd::Simd;
+use core::ops::Range;
+
+/// Weights of exact tokens in the rows of a row block.
+pub(crate) type BlockWeights = [ExactWeights; MAX_ROW_BLOCK];
+
+impl<'b, S: Simd> KeyBlock<'b, '_, S> {
+    /// Returns the exact tokens among the block's keys, if there are any.
+    #[inline(always)]
+    fn exact_keys(&self) -> Option<ExactKeys<'b>> {
+        let task = self.task;
+        let rows = task.call.kv.exact_rows([task.seq.source, task.set.kv_head])?;
+        ExactKeys::new(rows, (0..self.len).map(|j| self.numbers.number(j)))
+    }
+
+    /// Overwrites the scores of exact keys that a row block has computed of their integers.
+    #[inline(always)]
+    pub(crate) fn exact_scores(&mut self, row_block: Range<usize>) {
+        let Some(exact) = self.exact_keys().filter(ExactKeys::has_keys) else { return };
+        let task = self.task;
+        let [scale, _] = self.scaling.factors(task.call.scale);
+        for row in task.rows(row_block) {
+            let scores = &mut self.regions.scores[row.n * SCORE_STRIDE..][..exact.len()];
+            // SAFETY: the task's rows are inside the call's queries, which have `head_dim` elements.
+            unsafe {
+                let query = task.call.q.rows(row.q_batch, row.head, row.at);
+                exact.scores(task.s, query, task.tiling.head_dim, scale, scores);
+            }
+        }
+    }
+
+    /// Takes the weights of exact values from those of a row block: these become 0, so that the integers add nothing. Rows that do not
+    /// compute the keys have weights of 0.
+    #[inline(always)]
+    pub(crate) fn take_exact_weights(&mut self, row_block: Range<usize>) -> Option<BlockWeights> {
+        let exact = self.exact_keys().filter(ExactKeys::has_values)?;
+        let mut all = [[0.0; MAX_EXACT]; MAX_ROW_BLOCK];
+        for (n, weights) in all.iter_mut().enumerate().take(row_block.len()) {
+            let keys = self.spans.of_row(n).keys();
+            let keys = keys.start.min(exact.len())..keys.end.min(exact.len());
+            let of_row = &mut self.regions.scores[n * SCORE_STRIDE..][keys.clone()];
+            weights[keys].copy_from_slice(of_row);
+            of_row.fill(0.0);
+        }
+        Some(all)
+    }
+
+    /// Adds exact values, with the weights that [`Self::take_exact_weights`] took, to what a row block has accumulated of this block.
+    #[inline(always)]
+    pub(crate) fn add_exact(&mut self, weights: Option<BlockWeights>, row_block: Range<usize>) {
+        let (Some(mut weights), Some(exact)) = (weights, self.exact_keys()) else { return };
+        let width = self.task.tiling.width();
+        let rows = &mut self.regions.out[row_block.start * width..row_block.end * width];
+        let factors = &self.regions.rescale_block[..row_block.len()];
+        for ((row, weights), factor) in rows.chunks_exact_mut(width).zip(&mut weights).zip(factors) {
+            weights.iter_mut().for_each(|weight| *weight *= factor);
+            exact.add_values(self.task.s, weights, row);
+        }
+    }
+}

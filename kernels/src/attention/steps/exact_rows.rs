@@ -1,0 +1,112 @@
+//! Scores and weighted sums of the exact first tokens of a sequence, whose other keys or values are integers.
+
+use crate::kv::cache::{ExactRows, MAX_EXACT};
+use crate::matmul::pack::{self, NonFinite};
+use crate::simd::{LANES, Simd};
+use crate::tensor::any::AnyRows;
+
+/// Number of elements of a query that are widened together.
+const PART: usize = 256;
+
+/// Weights of exact tokens in a row.
+pub(crate) type ExactWeights = [f32; MAX_EXACT];
+
+/// Exact tokens among the keys of a block, which are its first ones.
+#[derive(Clone, Copy)]
+pub(crate) struct ExactKeys<'a> {
+    rows: ExactRows<'a>,
+    /// Token of each of the block's first keys.
+    tokens: [usize; MAX_EXACT],
+    count: usize,
+}
+
+impl<'a> ExactKeys<'a> {
+    /// Takes the rows of a sequence, and the tokens of a block's first keys. `None` if none is exact.
+    #[inline]
+    pub(crate) fn new(rows: ExactRows<'a>, keys: impl Iterator<Item = usize>) -> Option<Self> {
+        let (mut tokens, mut count) = ([0; MAX_EXACT], 0);
+        for token in keys.take_while(|&token| token < rows.tokens).take(MAX_EXACT) {
+            tokens[count] = token;
+            count += 1;
+        }
+        (count > 0).then_some(Self { rows, tokens, count })
+    }
+
+    /// Returns the number of exact keys.
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Returns true if scores of these keys are exact.
+    pub(crate) fn has_keys(&self) -> bool {
+        self.rows.keys.is_some()
+    }
+
+    /// Returns true if values of these keys are exact.
+    pub(crate) fn has_values(&self) -> bool {
+        self.rows.values.is_some()
+    }
+
+    /// Iterates over rows of these tokens, from an element on.
+    fn rows_of(&self, rows: &'a [f32], first: usize) -> impl Iterator<Item = &'a [[f32; LANES]]> {
+        let width = rows.len() / self.rows.tokens;
+        let tokens = self.tokens[..self.count].iter();
+        tokens.map(move |token| rows[token * width..][..width][first..].as_chunks::<LANES>().0)
+    }
+
+    /// Overwrites the scores of exact keys in a row: q·k, a sum in each of sixteen lanes, added by one tree, times `scale`.
+    ///
+    /// # Safety
+    /// The query has `head_dim` elements, which are readable.
+    pub(crate) unsafe fn scores<S: Simd>(&self, s: S, query: AnyRows, head_dim: usize, scale: f32, scores: &mut [f32]) {
+        let Some(keys) = self.rows.keys else { return };
+        let mut sums = [[0.0; LANES]; MAX_EXACT];
+        for first in (0..head_dim).step_by(PART) {
+            let (mut part, n) = ([0.0; PART], PART.min(head_dim - first));
+            // SAFETY: these are some of the elements, which the caller guarantees.
+            unsafe { pack::pack_rows(s, query.columns_from(first), [1, n], NonFinite::Ignored, &mut part) };
+            let part = part[..n.next_multiple_of(LANES)].as_chunks::<LANES>().0;
+            for (sum, key) in sums.iter_mut().zip(self.rows_of(keys, first)) {
+                s.vectorize(
+                    #[inline(always)]
+                    move || {
+                        // SAFETY: arrays have sixteen lanes.
+                        unsafe {
+                            let mut lanes = s.load(sum.as_ptr());
+                            for (q, k) in part.iter().zip(key) {
+                                lanes = s.fma(s.load(q.as_ptr()), s.load(k.as_ptr()), lanes);
+                            }
+                            s.store(sum.as_mut_ptr(), lanes);
+                        }
+                    },
+                );
+            }
+        }
+        for (score, sum) in scores.iter_mut().zip(&sums[..self.count]) {
+            let sum = s.vectorize(
+                #[inline(always)]
+                // SAFETY: the array has sixteen lanes.
+                move || unsafe { s.reduce_sum(s.load(sum.as_ptr())) },
+            );
+            *score = sum * scale;
+        }
+    }
+
+    /// Adds the exact values, times their weights, to an accumulated row, one value after the other.
+    pub(crate) fn add_values<S: Simd>(&self, s: S, weights: &ExactWeights, row: &mut [f32]) {
+        let Some(values) = self.rows.values else { return };
+        for (&weight, value) in weights.iter().zip(self.rows_of(values, 0)) {
+            let row = row.as_chunks_mut::<LANES>().0;
+            s.vectorize(
+                #[inline(always)]
+                move || {
+                    let weight = s.splat(weight);
+                    for (sum, x) in row.iter_mut().zip(value) {
+                        // SAFETY: arrays have sixteen lanes.
+                        unsafe { s.store(sum.as_mut_ptr(), s.fma(weight, s.load(x.as_ptr()), s.load(sum.as_ptr()))) }
+                    }
+                },
+            );
+        }
+    }
+}
