@@ -20,9 +20,24 @@ pub enum Basis {
 /// Largest number of channels of a block.
 pub(crate) const MAX_BLOCK: usize = 256;
 
+/// Matrix of sixteen elements, without its factor.
+const SIGNS: [[f32; LANES]; LANES] = {
+    let mut signs = [[1.0; LANES]; LANES];
+    let mut at = 0;
+    while at < LANES * LANES {
+        let (i, j) = (at / LANES, at % LANES);
+        if (i & j).count_ones() % 2 == 1 {
+            signs[i][j] = -1.0;
+        }
+        at += 1;
+    }
+    signs
+};
+
 impl Basis {
     /// Takes a row from channels to this basis, or back: it is its own inverse. Blocks of longer rows begin at multiples of
     /// [`MAX_BLOCK`], so that these may be given apart.
+    #[inline]
     pub(crate) fn transform<S: Simd>(self, s: S, row: &mut [f32]) {
         match self {
             Self::Channels => (),
@@ -32,7 +47,7 @@ impl Basis {
                     let mut left = row;
                     while let Some(n) = left.len().checked_ilog2() {
                         let (block, rest) = left.split_at_mut(MAX_BLOCK.min(1 << n));
-                        transform_block(block);
+                        transform_block(s, block);
                         left = rest;
                     }
                 },
@@ -41,37 +56,59 @@ impl Basis {
     }
 }
 
-/// Transforms a block of a power of two elements: sums and differences of elements 1, 2, 4, … apart, then one factor.
+/// Transforms a block of a power of two elements: the elements of each vector by the matrix and the factor, then vectors 1, 2, 4, …
+/// apart by sums and differences.
 #[inline(always)]
-fn transform_block(block: &mut [f32]) {
-    let (n, factor) = (block.len(), 1.0 / (block.len() as f32).sqrt());
-    let (vectors, short) = block.as_chunks_mut::<LANES>();
-    for vector in vectors.iter_mut() {
-        *vector = [1, 2, 4, 8].into_iter().fold(*vector, add_and_subtract);
+fn transform_block<S: Simd>(s: S, block: &mut [f32]) {
+    let factor = 1.0 / (block.len() as f32).sqrt();
+    if block.len() < LANES {
+        let (n, mut lanes) = (block.len(), [[0.0; LANES]]);
+        lanes[0][..n].copy_from_slice(block);
+        transform_vectors(s, factor, &mut lanes);
+        return block.copy_from_slice(&lanes[0][..n]);
     }
-    let mut apart = 1;
+    let vectors = block.as_chunks_mut::<LANES>().0;
+    // As many sums as hide an addition's latency, and as there are registers for.
+    if S::TILE_VECS > 1 && vectors.len() >= 8 {
+        vectors.as_chunks_mut::<8>().0.iter_mut().for_each(|some| transform_vectors(s, factor, some));
+    } else if vectors.len() >= 4 {
+        vectors.as_chunks_mut::<4>().0.iter_mut().for_each(|some| transform_vectors(s, factor, some));
+    } else {
+        vectors.as_chunks_mut::<1>().0.iter_mut().for_each(|one| transform_vectors(s, factor, one));
+    }
+    let (minus, mut apart) = (s.splat(-1.0), 1);
     while apart < vectors.len() {
         for pair in vectors.chunks_exact_mut(2 * apart) {
             let (low, high) = pair.split_at_mut(apart);
-            for (a, b) in low.as_flattened_mut().iter_mut().zip(high.as_flattened_mut()) {
-                (*a, *b) = (*a + *b, *a - *b);
+            for (low, high) in low.iter_mut().zip(high) {
+                // SAFETY: arrays have sixteen lanes.
+                unsafe {
+                    let [a, b] = [s.load(low.as_ptr()), s.load(high.as_ptr())];
+                    s.store(low.as_mut_ptr(), s.add(a, b));
+                    s.store(high.as_mut_ptr(), s.fma(b, minus, a));
+                }
             }
         }
         apart *= 2;
     }
-    if n < LANES {
-        let mut lanes = [0.0; LANES];
-        lanes[..n].copy_from_slice(short);
-        lanes = [1, 2, 4, 8].into_iter().take_while(|&apart| apart < n).fold(lanes, add_and_subtract);
-        short.copy_from_slice(&lanes[..n]);
-    }
-    block.iter_mut().for_each(|x| *x *= factor);
 }
 
-/// Returns sums and differences of the lanes of a vector that are `apart` lanes apart.
+/// Multiplies the elements of each vector by the matrix of sixteen, then by a factor: sums of them in order, with their signs, which
+/// have the same bits with and without FMA.
 #[inline(always)]
-fn add_and_subtract(x: [f32; LANES], apart: usize) -> [f32; LANES] {
-    core::array::from_fn(|i| if i & apart == 0 { x[i] + x[i ^ apart] } else { x[i ^ apart] - x[i] })
+fn transform_vectors<S: Simd, const N: usize>(s: S, factor: f32, vectors: &mut [[f32; LANES]; N]) {
+    let (factor, mut sums) = (s.splat(factor), [s.splat(0.0); N]);
+    for (j, signs) in SIGNS.iter().enumerate() {
+        // SAFETY: an array of sixteen lanes.
+        let signs = unsafe { s.load(signs.as_ptr()) };
+        for n in 0..N {
+            sums[n] = s.fma(s.splat(vectors[n][j]), signs, sums[n]);
+        }
+    }
+    for n in 0..N {
+        // SAFETY: an array of sixteen lanes.
+        unsafe { s.store(vectors[n].as_mut_ptr(), s.mul(sums[n], factor)) }
+    }
 }
 
 #[cfg(test)]

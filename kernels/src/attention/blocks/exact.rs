@@ -2,14 +2,12 @@
 //! the integers.
 
 use crate::attention::blocks::key_block::KeyBlock;
-use crate::attention::scratch::{MAX_ROW_BLOCK, SCORE_STRIDE};
+use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::exact_rows::{ExactKeys, ExactWeights};
 use crate::kv::cache::MAX_EXACT;
 use crate::simd::Simd;
+use crate::tensor::rows::Room;
 use core::ops::Range;
-
-/// Weights of exact tokens in the rows of a row block.
-pub(crate) type BlockWeights = [ExactWeights; MAX_ROW_BLOCK];
 
 impl<'b, S: Simd> KeyBlock<'b, '_, S> {
     /// Returns the exact tokens among the block's keys, if there are any.
@@ -36,32 +34,34 @@ impl<'b, S: Simd> KeyBlock<'b, '_, S> {
         }
     }
 
-    /// Takes the weights of exact values from those of a row block: these become 0, so that the integers add nothing. Rows that do not
-    /// compute the keys have weights of 0.
+    /// Takes the weights of exact values from those of a row block, to `room`: these become 0, so that the integers add nothing. Rows
+    /// that do not compute the keys have weights of 0.
     #[inline(always)]
-    pub(crate) fn take_exact_weights(&mut self, row_block: Range<usize>) -> Option<BlockWeights> {
-        let exact = self.exact_keys().filter(ExactKeys::has_values)?;
-        let mut all = [[0.0; MAX_EXACT]; MAX_ROW_BLOCK];
-        for (n, weights) in all.iter_mut().enumerate().take(row_block.len()) {
-            let keys = self.spans.of_row(n).keys();
+    pub(crate) fn take_exact_weights<'w>(
+        &mut self,
+        row_block: Range<usize>,
+        room: &'w mut Room<ExactWeights>,
+    ) -> &'w [ExactWeights] {
+        let Some(exact) = self.exact_keys().filter(ExactKeys::has_values) else { return &[] };
+        let (spans, scores) = (&*self.spans, &mut *self.regions.scores);
+        room.fill((0..row_block.len()).map(|n| {
+            let (mut weights, keys) = ([0.0; MAX_EXACT], spans.of_row(n).keys());
             let keys = keys.start.min(exact.len())..keys.end.min(exact.len());
-            let of_row = &mut self.regions.scores[n * SCORE_STRIDE..][keys.clone()];
+            let of_row = &mut scores[n * SCORE_STRIDE..][keys.clone()];
             weights[keys].copy_from_slice(of_row);
             of_row.fill(0.0);
-        }
-        Some(all)
+            weights
+        }))
     }
 
     /// Adds exact values, with the weights that [`Self::take_exact_weights`] took, to what a row block has accumulated of this block.
     #[inline(always)]
-    pub(crate) fn add_exact(&mut self, weights: Option<BlockWeights>, row_block: Range<usize>) {
-        let (Some(mut weights), Some(exact)) = (weights, self.exact_keys()) else { return };
+    pub(crate) fn add_exact(&mut self, weights: &[ExactWeights], row_block: Range<usize>) {
+        let Some(exact) = self.exact_keys().filter(|_| !weights.is_empty()) else { return };
         let width = self.task.tiling.width();
         let rows = &mut self.regions.out[row_block.start * width..row_block.end * width];
-        let factors = &self.regions.rescale_block[..row_block.len()];
-        for ((row, weights), factor) in rows.chunks_exact_mut(width).zip(&mut weights).zip(factors) {
-            weights.iter_mut().for_each(|weight| *weight *= factor);
-            exact.add_values(self.task.s, weights, row);
+        for ((row, weights), &factor) in rows.chunks_exact_mut(width).zip(weights).zip(&*self.regions.rescale_block) {
+            exact.add_values(self.task.s, weights, factor, row);
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax_merge::SoftmaxState;
 use crate::matmul::pack::NonFinite;
 use crate::simd::Simd;
+use crate::tensor::rows::Room;
 use core::ops::Range;
 
 /// Weights that a pass multiplies values by.
@@ -110,7 +111,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
         let (mut ends, mut ended) = (None, EndedRowBlocks::NONE);
-        let (mut memory, scaling) = (BlockMemory::new(), self.scaling());
+        let (mut memory, mut exact_weights, scaling) = (BlockMemory::new(), Room::new(), self.scaling());
         for first in blocks {
             let mut block = KeyBlock::of(self, first, queries, &mut memory, regions);
             block.scaling = scaling;
@@ -142,7 +143,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                     (NonFinite::Ignored, Some(ends)) if ending => PvMode::Ending(ends),
                     (NonFinite::Ignored, _) => PvMode::Plain,
                 };
-                let exact = block.take_exact_weights(row_block.clone());
+                let exact = block.take_exact_weights(row_block.clone(), &mut exact_weights);
                 // SAFETY: rows that end were prepared just now.
                 by_arithmetic!(self.products.values, |A| unsafe { block.accumulate_pv::<A>(mode, row_block.clone()) });
                 block.add_exact(exact, row_block);

@@ -48,6 +48,7 @@ impl<'a> ExactKeys<'a> {
     }
 
     /// Iterates over rows of these tokens, from an element on.
+    #[inline(always)]
     fn rows_of(&self, rows: &'a [f32], first: usize) -> impl Iterator<Item = &'a [[f32; LANES]]> {
         let width = rows.len() / self.rows.tokens;
         let tokens = self.tokens[..self.count].iter();
@@ -60,16 +61,16 @@ impl<'a> ExactKeys<'a> {
     /// The query has `head_dim` elements, which are readable.
     pub(crate) unsafe fn scores<S: Simd>(&self, s: S, query: AnyRows, head_dim: usize, scale: f32, scores: &mut [f32]) {
         let Some(keys) = self.rows.keys else { return };
-        let mut sums = [[0.0; LANES]; MAX_EXACT];
+        let (mut sums, mut part) = ([[0.0; LANES]; MAX_EXACT], [0.0; PART]);
         for first in (0..head_dim).step_by(PART) {
-            let (mut part, n) = ([0.0; PART], PART.min(head_dim - first));
+            let n = PART.min(head_dim - first);
             // SAFETY: these are some of the elements, which the caller guarantees.
             unsafe { pack::pack_rows(s, query.columns_from(first), [1, n], NonFinite::Ignored, &mut part) };
-            let part = part[..n.next_multiple_of(LANES)].as_chunks::<LANES>().0;
-            for (sum, key) in sums.iter_mut().zip(self.rows_of(keys, first)) {
-                s.vectorize(
-                    #[inline(always)]
-                    move || {
+            let (part, sums) = (part[..n.next_multiple_of(LANES)].as_chunks::<LANES>().0, &mut sums);
+            s.vectorize(
+                #[inline(always)]
+                move || {
+                    for (sum, key) in sums.iter_mut().zip(self.rows_of(keys, first)) {
                         // SAFETY: arrays have sixteen lanes.
                         unsafe {
                             let mut lanes = s.load(sum.as_ptr());
@@ -78,35 +79,36 @@ impl<'a> ExactKeys<'a> {
                             }
                             s.store(sum.as_mut_ptr(), lanes);
                         }
-                    },
-                );
-            }
-        }
-        for (score, sum) in scores.iter_mut().zip(&sums[..self.count]) {
-            let sum = s.vectorize(
-                #[inline(always)]
-                // SAFETY: the array has sixteen lanes.
-                move || unsafe { s.reduce_sum(s.load(sum.as_ptr())) },
-            );
-            *score = sum * scale;
-        }
-    }
-
-    /// Adds the exact values, times their weights, to an accumulated row, one value after the other.
-    pub(crate) fn add_values<S: Simd>(&self, s: S, weights: &ExactWeights, row: &mut [f32]) {
-        let Some(values) = self.rows.values else { return };
-        for (&weight, value) in weights.iter().zip(self.rows_of(values, 0)) {
-            let row = row.as_chunks_mut::<LANES>().0;
-            s.vectorize(
-                #[inline(always)]
-                move || {
-                    let weight = s.splat(weight);
-                    for (sum, x) in row.iter_mut().zip(value) {
-                        // SAFETY: arrays have sixteen lanes.
-                        unsafe { s.store(sum.as_mut_ptr(), s.fma(weight, s.load(x.as_ptr()), s.load(sum.as_ptr()))) }
                     }
                 },
             );
         }
+        let sums = &sums[..self.count];
+        s.vectorize(
+            #[inline(always)]
+            move || {
+                for (score, sum) in scores.iter_mut().zip(sums) {
+                    // SAFETY: the array has sixteen lanes.
+                    *score = unsafe { s.reduce_sum(s.load(sum.as_ptr())) } * scale;
+                }
+            },
+        );
+    }
+
+    /// Adds the exact values, times their weights and a factor, to an accumulated row, one value after the other.
+    pub(crate) fn add_values<S: Simd>(&self, s: S, weights: &ExactWeights, factor: f32, row: &mut [f32]) {
+        let Some(values) = self.rows.values else { return };
+        s.vectorize(
+            #[inline(always)]
+            move || {
+                for (weight, value) in weights.iter().zip(self.rows_of(values, 0)) {
+                    let weight = s.splat(weight * factor);
+                    for (sum, x) in row.as_chunks_mut::<LANES>().0.iter_mut().zip(value) {
+                        // SAFETY: arrays have sixteen lanes.
+                        unsafe { s.store(sum.as_mut_ptr(), s.fma(weight, s.load(x.as_ptr()), s.load(sum.as_ptr()))) }
+                    }
+                }
+            },
+        );
     }
 }
