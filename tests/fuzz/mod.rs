@@ -22,6 +22,7 @@
 //! | huge | huge views that repeat one row: planned, balanced, explained | definitions of one line each |
 //! | imports | files of caches, damaged | refused, or a cache that works |
 //! | kept | plans and workspaces of other calls | the bits of each call's own |
+//! | formats | histories of caches with a format each for keys and values, in either basis, with exact first tokens | what each token reads as, through files and pools; the bits of rows; the oracle |
 //! | latent | histories of latent caches of integers | the bits of whole keys stored as values |
 //! | layers | histories of the caches of several layers, and of a pool | the same changes of each alone, or none |
 //! | lengths | rows or keys around 4,096 | as attention and gradients |

@@ -12,6 +12,7 @@ mod divided;
 mod dropout;
 mod executors;
 mod far_scores;
+mod formats;
 mod gradients;
 mod histories;
 mod huge;
@@ -56,7 +57,7 @@ pub(crate) struct Kind {
 }
 
 /// Every kind there is, and how many cases of it a run of the tests makes.
-pub(crate) static KINDS: [Kind; 37] = [
+pub(crate) static KINDS: [Kind; 38] = [
     kind("attention", 200, attention::check),
     kind("backward-pieces", 20, backward_pieces::check),
     kind("balance", 40, balance::check),
@@ -74,6 +75,7 @@ pub(crate) static KINDS: [Kind; 37] = [
     kind("huge", 40, huge::check),
     kind("imports", 40, imports::check),
     kind("kept", 20, kept::check),
+    kind("formats", 150, formats::check),
     kind("latent", 20, latent::check),
     kind("layers", 20, layers::check),
     kind("lengths", 5, lengths::check),
