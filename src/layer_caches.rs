@@ -90,7 +90,7 @@ impl LayerCaches {
     pub fn roll_back(&mut self) -> Result<(), Error> {
         let sequences = (0..self.layers[0].sequences()).filter(|&sequence| self.layers[0].has_sequence(sequence));
         let lens = sequences.map(|sequence| Ok((sequence, self.len(sequence)?))).collect::<Result<Vec<_>, Error>>()?;
-        lens.iter().try_for_each(|&(sequence, len)| self.check(|cache| cache.check_length(sequence, len)))?;
+        lens.iter().try_for_each(|&(sequence, len)| self.check(|cache| cache.check_truncate(sequence, len)))?;
         lens.iter().try_for_each(|&(sequence, len)| self.each(|cache| cache.truncate(sequence, len)))
     }
 
@@ -99,8 +99,7 @@ impl LayerCaches {
     /// # Errors
     /// As there; all caches are then unchanged.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
-        self.there("sequence", sequence)?;
-        self.check(|cache| cache.check_length(sequence, len))?;
+        self.check(|cache| cache.check_truncate(sequence, len))?;
         self.each(|cache| cache.truncate(sequence, len))
     }
 

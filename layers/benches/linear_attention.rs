@@ -1,5 +1,5 @@
-//! Linear attention, recurrent against chunked: every rule, on states that fit the first-level cache and that do not.
-//! Interleaved runs, medians.
+//! Linear attention, recurrent against chunked: every rule, on states that fit the first-level cache and that do not. Then
+//! decoding, in place and with the states kept that rollbacks need. Interleaved runs, medians.
 //!
 //! ```text
 //! cargo bench -p sdpa-layers --bench linear_attention
@@ -9,8 +9,8 @@
 mod interleaved;
 
 use interleaved::{medians, random};
-use sdpa::{Exec, Isa, View, ViewMut};
-use sdpa_layers::{Compute, Form, LinearAttention, LinearInputs, LinearState, Update};
+use sdpa::{Exec, Isa, KvShape, View, ViewMut};
+use sdpa_layers::{Compute, Form, LinearAttention, LinearInputs, LinearState, StateCache, Update};
 
 const FORMS: [Form; 4] = [Form::Recurrent, Form::Chunked(16), Form::Chunked(32), Form::Chunked(64)];
 
@@ -49,13 +49,72 @@ fn shape([heads, kv_heads, len, dim]: [usize; 4], rounds: usize) {
     }
 }
 
+/// Decoding of one sequence by so many layers of `[heads, dim]`, on one thread: microseconds a layer.
+fn decoding(layers: usize, [heads, dim]: [usize; 2], rounds: usize) {
+    const ROOM: usize = 8;
+    let len = ROOM + 1;
+    let (x, log_decay) = (random(heads * len * dim, 1), vec![-0.1; heads]);
+    let (x, beta) = (x.iter().map(|x| x / (dim as f32).sqrt()).collect::<Vec<_>>(), vec![0.5; heads]);
+    let (log_decay, beta) = (View::bhld(&log_decay, [1, heads, 1, 1]), View::bhld(&beta, [1, heads, 1, 1]));
+    let update = Update::GatedDelta { log_decay: log_decay.expect("sizes fit"), beta: beta.expect("sizes fit") };
+    let inputs = |len| {
+        let x = View::bhld(&x[..heads * len * dim], [1, heads, len, dim]).expect("sizes fit");
+        LinearInputs::new(x, x, x, update)
+    };
+    let shape = KvShape { kv_heads: heads, head_dim: dim, value_dim: dim };
+    let cache = || StateCache::new(1, shape).and_then(|cache| cache.rollback_room(ROOM)).expect("sizes fit");
+    let decode = |cache: &mut StateCache, len: usize, out: &mut [f32], compute: &mut Compute| {
+        let out = ViewMut::bhld(&mut out[..heads * len * dim], [1, heads, len, dim]).expect("sizes fit");
+        LinearAttention::new().decode(inputs(len), cache, out, compute).expect("sizes fit");
+    };
+    let [mut a, mut b, mut c] = [(); 3].map(|()| Compute::new(Exec::serial()));
+    let [mut out_a, mut out_b, mut out_c] = [(); 3].map(|()| vec![0.0; heads * len * dim]);
+    let mut states = vec![LinearState::new([1, heads, dim, dim]).expect("sizes fit"); layers];
+    let mut in_place = || {
+        for state in &mut states {
+            let out = ViewMut::bhld(&mut out_a[..heads * dim], [1, heads, 1, dim]).expect("sizes fit");
+            LinearAttention::new().forward(inputs(1), state, out, &mut a).expect("sizes fit");
+        }
+    };
+    let [mut kept, mut drafted, mut ahead] = [(); 3].map(|()| (0..layers).map(|_| cache()).collect::<Vec<_>>());
+    let mut keeping = || kept.iter_mut().for_each(|cache| decode(cache, 1, &mut out_b, &mut b));
+    let mut drafting = || {
+        for cache in &mut drafted {
+            decode(cache, len, &mut out_c, &mut c);
+            cache.truncate(0, cache.lens()[0] - ROOM).expect("there is room");
+        }
+    };
+    for cache in &mut ahead {
+        decode(cache, len, &mut vec![0.0; heads * len * dim], &mut Compute::new(Exec::serial()));
+        cache.add_sequence();
+    }
+    // A fork, too: what is taken back once would have to be computed again.
+    let mut taking_back = || {
+        for cache in &mut ahead {
+            cache.fork(0, 1).expect("both are there");
+            cache.truncate(1, 1).expect("there is room");
+        }
+    };
+    let times = medians(rounds, [&mut in_place, &mut keeping, &mut drafting, &mut taking_back]);
+    let [in_place, keeping, drafting, taking_back] = times.map(|seconds| seconds * 1e6 / layers as f64);
+    println!("decoding, {layers} layers of {heads} heads of {dim} by {dim}, microseconds a layer");
+    println!("  a token: {in_place:.0} in place, {keeping:.0} kept ({:.2})", keeping / in_place);
+    println!(
+        "  {len} tokens, {ROOM} of them taken back: {drafting:.0}; a fork and {ROOM} taken back: {taking_back:.1}"
+    );
+}
+
 fn main() {
     println!("{}, one thread", Isa::detect());
     // `cargo bench -- --test` only wants to see that it runs.
     if std::env::args().any(|arg| arg == "--test") {
+        decoding(2, [2, 8], 1);
         return shape([2, 1, 20, 8], 1);
     }
     for sizes in [[4, 4, 512, 64], [16, 4, 512, 64], [4, 4, 512, 128], [4, 4, 512, 256]] {
         shape(sizes, 11);
+    }
+    for layers in [1, 24] {
+        decoding(layers, [32, 128], 11);
     }
 }

@@ -22,6 +22,7 @@
 //! | y = f(x·Wᵀ + b) | [`Linear`], made from [`Weights`] as model files store them |
 //! | attention between projections | [`MultiHeadAttention`], on [`Sequences`] |
 //! | attention without a softmax | [`LinearAttention`], with an [`Update`] rule and a [`LinearState`] |
+//! | decoding of hybrid models, with rollbacks and forks | [`LinearAttention::decode`], [`StateCache`], [`HybridCaches`] |
 //! | tokens, positions | [`Embedding`] (learned, sinusoidal), [`Rope`], [`alibi_slopes`](sdpa::alibi_slopes) |
 //! | normalisation | [`Norm`]: layer norm, RMS norm |
 //! | nonlinearity | [`Activation`], in a [`FeedForward`], plain or gated |
@@ -43,6 +44,7 @@ mod error;
 mod feed_forward;
 #[cfg(doctest)]
 mod guide;
+mod hybrid_caches;
 mod layer_input;
 mod linear;
 mod linear_attention;
@@ -61,9 +63,12 @@ pub use compute::Compute;
 pub use dictionary::{Dictionary, Found, Weighable};
 pub use embedding::Embedding;
 pub use feed_forward::FeedForward;
+pub use hybrid_caches::{HybridCaches, LayerCache};
 pub use layer_input::LayerInput;
 pub use linear::{Linear, Weights};
-pub use linear_attention::{FeatureMap, Form, LinearAttention, LinearInputs, LinearState, Normaliser, Reach, Update};
+pub use linear_attention::{
+    FeatureMap, Form, LinearAttention, LinearInputs, LinearState, Normaliser, Reach, StateCache, Update,
+};
 #[cfg(feature = "safetensors")]
 pub use model::SafeTensorsFile;
 pub use model::{ModelError, Tensor, TensorSource};

@@ -20,14 +20,17 @@ impl KvCache {
     /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Length`] if it is
     /// shorter than `len`, or if a sliding cache has evicted keys that the next row would see: see [`Self::rollback_room`].
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
-        self.there("sequence", sequence)?;
-        self.check_length(sequence, len)?;
+        self.check_truncate(sequence, len)?;
         self.cache.truncate(sequence, len);
         Ok(())
     }
 
-    /// Refuses a length to which a sequence cannot be cut.
-    pub(crate) fn check_length(&self, sequence: usize, len: usize) -> Result<(), Error> {
+    /// Returns the error that [`Self::truncate`] would give, without a change: for what truncates several caches, or none.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_truncate(&self, sequence: usize, len: usize) -> Result<(), Error> {
+        self.there("sequence", sequence)?;
         let (had, shortest) = (self.lens()[sequence], self.cache.shortest(sequence));
         let (bound, limit) = if len > had {
             (Bound::AtMost, had)
@@ -79,7 +82,7 @@ impl KvCache {
         self.there("sequence", sequence)?;
         check_accepted(sequence, self.lens()[sequence], from, accepted)?;
         self.check_moves(sequence, from, accepted)?;
-        self.check_length(sequence, from + accepted.len())?;
+        self.check_truncate(sequence, from + accepted.len())?;
         let reserved = self.cache.reserve_to_keep(sequence, from, accepted);
         if reserved { Ok(()) } else { Err(self.no_memory(accepted.len())) }
     }

@@ -58,6 +58,7 @@ const LAYERS: Rooms = &[
     "linear",
     "dictionary",
     "linear_attention",
+    "hybrid_caches",
     "pool",
     "norm",
     "embedding",

@@ -2,7 +2,8 @@
 
 use super::call::Call;
 use super::settings::{Form, Normaliser, Reach};
-use super::{LinearAttention, LinearInputs, LinearState};
+use super::state::StateShape;
+use super::{LinearAttention, LinearInputs};
 use crate::error::{LONGEST_DIM, at_most, same};
 use sdpa::{Bound, Error, Exec, Inputs, Shape, View};
 
@@ -14,11 +15,11 @@ impl LinearAttention {
     pub(super) fn checked<'a>(
         &self,
         inputs: &LinearInputs<'a>,
-        state: &LinearState,
+        state: StateShape,
         out: [usize; 4],
         exec: Exec<'_>,
     ) -> Result<Call<'a>, Error> {
-        let LinearInputs { q, k, v, update, lens } = *inputs;
+        let LinearInputs { q, k, v, update, lens, .. } = *inputs;
         let (shape, of) = shape_of([q, k, v])?;
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
         // Without query heads, the keys would not be added to the state.
@@ -73,8 +74,8 @@ impl LinearAttention {
         })
     }
 
-    fn check_state(&self, state: &LinearState, shape: &Shape, of: &'static str) -> Result<(), Error> {
-        let sizes = ["batch", "heads", "head_dim", "value_dim"].into_iter().zip(state.shape);
+    fn check_state(&self, state: StateShape, shape: &Shape, of: &'static str) -> Result<(), Error> {
+        let sizes = ["batch", "heads", "head_dim", "value_dim"].into_iter().zip(state.sizes);
         let expected = [(shape.batch, "q"), (shape.kv_heads, of), (shape.head_dim, "q"), (shape.value_dim, "v")];
         for ((what, got), (expected, of)) in sizes.zip(expected) {
             same("state", what, got, expected, of)?;
@@ -87,9 +88,10 @@ impl LinearAttention {
                 argument: "a normalised state",
                 needs: "the normaliser it was made for: without it the sums of its keys would not go on",
             },
-            Normaliser::KeySum => {
-                Error::Needs { argument: "the normaliser", needs: "a state made by LinearState::normalised" }
-            }
+            Normaliser::KeySum => Error::Needs {
+                argument: "the normaliser",
+                needs: "a state made by LinearState::normalised, a cache by StateCache::normalised",
+            },
         })
     }
 

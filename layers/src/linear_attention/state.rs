@@ -18,8 +18,22 @@ use sdpa::Error;
 pub struct LinearState {
     /// `[batch, kv_heads, head_dim, value_dim]`; a normaliser adds one column, in which values count as 1.
     pub(super) data: Vec<f32>,
-    pub(super) shape: [usize; 4],
+    pub(super) shape: StateShape,
+}
+
+/// Sizes of states, and the normaliser they are for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct StateShape {
+    /// `[batch, kv_heads, head_dim, value_dim]`.
+    pub(super) sizes: [usize; 4],
     pub(super) normaliser: Normaliser,
+}
+
+impl StateShape {
+    /// Returns the number of floats of one head.
+    pub(super) fn head_floats(&self) -> usize {
+        self.sizes[2] * (self.sizes[3] + self.normaliser.columns())
+    }
 }
 
 impl LinearState {
@@ -28,7 +42,7 @@ impl LinearState {
     /// # Errors
     /// [`Error::Empty`] for a head_dim or value_dim of 0, [`Error::TooLarge`] or [`Error::Memory`].
     pub fn new(shape: [usize; 4]) -> Result<Self, Error> {
-        Self::zeros(shape, Normaliser::None)
+        Self::zeros(StateShape { sizes: shape, normaliser: Normaliser::None })
     }
 
     /// Creates a state of zeros for [`Normaliser::KeySum`]: its rows have `value_dim + 1` numbers, the last for the sum
@@ -37,25 +51,25 @@ impl LinearState {
     /// # Errors
     /// [`Error::Empty`] for a head_dim or value_dim of 0, [`Error::TooLarge`] or [`Error::Memory`].
     pub fn normalised(shape: [usize; 4]) -> Result<Self, Error> {
-        Self::zeros(shape, Normaliser::KeySum)
+        Self::zeros(StateShape { sizes: shape, normaliser: Normaliser::KeySum })
     }
 
-    fn zeros(shape: [usize; 4], normaliser: Normaliser) -> Result<Self, Error> {
-        let [batch, heads, head_dim, value_dim] = shape;
+    pub(super) fn zeros(shape: StateShape) -> Result<Self, Error> {
+        let [batch, heads, head_dim, value_dim] = shape.sizes;
         for (what, dim) in [("head_dim", head_dim), ("value_dim", value_dim)] {
             if dim == 0 {
                 return Err(Error::Empty { argument: "state", what });
             }
         }
-        let too_large = Error::TooLarge { what: "state", sizes: shape };
-        let columns = value_dim.checked_add(normaliser.columns()).ok_or(too_large.clone())?;
+        let too_large = Error::TooLarge { what: "state", sizes: shape.sizes };
+        let columns = value_dim.checked_add(shape.normaliser.columns()).ok_or(too_large.clone())?;
         let len = floats("state", [batch, heads, head_dim, columns]).map_err(|_| too_large)?;
-        Ok(Self { data: zeros("state", len)?, shape, normaliser })
+        Ok(Self { data: zeros("state", len)?, shape })
     }
 
     /// Shape, `[batch, kv_heads, head_dim, value_dim]`.
     pub fn shape(&self) -> [usize; 4] {
-        self.shape
+        self.shape.sizes
     }
 
     /// Numbers of the state, dense: `[batch, kv_heads, head_dim, value_dim]`, or `value_dim + 1` with a normaliser.
