@@ -9,7 +9,7 @@
 mod interleaved;
 
 use interleaved::{medians, random};
-use sdpa::{Exec, Isa, KvShape, View, ViewMut};
+use sdpa::{Exec, Isa, View, ViewMut};
 use sdpa_layers::{Compute, Form, LinearAttention, LinearInputs, LinearState, StateCache, Update};
 
 const FORMS: [Form; 4] = [Form::Recurrent, Form::Chunked(16), Form::Chunked(32), Form::Chunked(64)];
@@ -61,15 +61,15 @@ fn decoding(layers: usize, [heads, dim]: [usize; 2], rounds: usize) {
         let x = View::bhld(&x[..heads * len * dim], [1, heads, len, dim]).expect("sizes fit");
         LinearInputs::new(x, x, x, update)
     };
-    let shape = KvShape { kv_heads: heads, head_dim: dim, value_dim: dim };
-    let cache = || StateCache::new(1, shape).and_then(|cache| cache.rollback_room(ROOM)).expect("sizes fit");
+    let zeros = LinearState::new([1, heads, dim, dim]).expect("sizes fit");
+    let cache = || StateCache::new(1, &zeros, ROOM).expect("sizes fit");
     let decode = |cache: &mut StateCache, len: usize, out: &mut [f32], compute: &mut Compute| {
         let out = ViewMut::bhld(&mut out[..heads * len * dim], [1, heads, len, dim]).expect("sizes fit");
-        LinearAttention::new().decode(inputs(len), cache, out, compute).expect("sizes fit");
+        LinearAttention::new().decode(inputs(len), cache, &[0], out, compute).expect("sizes fit");
     };
     let [mut a, mut b, mut c] = [(); 3].map(|()| Compute::new(Exec::serial()));
     let [mut out_a, mut out_b, mut out_c] = [(); 3].map(|()| vec![0.0; heads * len * dim]);
-    let mut states = vec![LinearState::new([1, heads, dim, dim]).expect("sizes fit"); layers];
+    let mut states = vec![zeros.clone(); layers];
     let mut in_place = || {
         for state in &mut states {
             let out = ViewMut::bhld(&mut out_a[..heads * dim], [1, heads, 1, dim]).expect("sizes fit");
@@ -81,7 +81,7 @@ fn decoding(layers: usize, [heads, dim]: [usize; 2], rounds: usize) {
     let mut drafting = || {
         for cache in &mut drafted {
             decode(cache, len, &mut out_c, &mut c);
-            cache.truncate(0, cache.lens()[0] - ROOM).expect("there is room");
+            cache.truncate(0, cache.len(0).expect("it is there") - ROOM).expect("there is room");
         }
     };
     for cache in &mut ahead {

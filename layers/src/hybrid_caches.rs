@@ -2,24 +2,26 @@
 
 use crate::error::{at_most, same};
 use crate::linear_attention::StateCache;
-use sdpa::{Bound, Error, KvCache};
+use sdpa::{Error, KvCache};
 
 /// What one layer of a hybrid model remembers.
 ///
 /// ```
 /// use sdpa::{KvCache, KvShape};
-/// use sdpa_layers::{LayerCache, StateCache};
-/// let shape = KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 };
-/// let layers = [LayerCache::States(StateCache::new(1, shape)?), LayerCache::Keys(KvCache::new(1, shape)?)];
+/// use sdpa_layers::{LayerCache, LinearState, StateCache};
+/// let state = LinearState::new([1, 2, 8, 8])?;
+/// let keys = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 })?;
+/// let layers = [LayerCache::States(StateCache::new(1, &state, 3)?), LayerCache::Keys(keys)];
 /// # let _ = layers;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 #[expect(clippy::large_enum_variant, reason = "a few dozen layers")]
 pub enum LayerCache {
     /// Keys and values of all tokens, for attention.
     Keys(KvCache),
-    /// States after the last tokens, for linear attention.
+    /// States, for linear attention.
     States(StateCache),
 }
 
@@ -34,31 +36,32 @@ macro_rules! either {
 }
 
 /// Caches of all layers of a hybrid model, such as Qwen3-Next or Kimi Linear, which have the same sequences: rolled back and
-/// forked together, all or none. A model of attention alone has [`LayerCaches`](sdpa::LayerCaches), which keeps paths of trees, too.
+/// forked together, all or none. A model of attention alone has [`LayerCaches`](sdpa::LayerCaches).
 ///
 /// In a step each layer appends to its own cache ([`Self::layer_mut`]) or updates its own states
 /// ([`LinearAttention::decode`](crate::LinearAttention::decode)). A token counts once all layers have it. If a step ends before
-/// that, [`Self::roll_back`] takes back what only some layers have. Rejected drafts are taken back by [`Self::truncate`], if states
-/// have room for them ([`StateCache::rollback_room`]).
+/// that, [`Self::roll_back`] takes back what only some layers have. [`Self::truncate`] takes back rejected drafts, if states have
+/// room for them ([`StateCache::new`]). There is no `keep` for trees of drafts: a state has taken in every token before it, so
+/// only tokens at the end can go.
 ///
-/// A fork into a sequence made by [`Self::add_sequence`] is a snapshot: it takes no memory until one of the two changes, and
-/// forks back.
+/// A fork into a sequence that [`Self::add_sequence`] made is a snapshot: it takes no memory until one of the two changes.
 ///
 /// ```
 /// use sdpa::{KvCache, KvShape, View, ViewMut};
-/// use sdpa_layers::{Compute, HybridCaches, LayerCache, LinearAttention, LinearInputs, StateCache, Update};
-/// let shape = KvShape { kv_heads: 1, head_dim: 4, value_dim: 4 };
-/// let states = LayerCache::States(StateCache::new(1, shape)?.rollback_room(2)?);
-/// let mut caches = HybridCaches::new(vec![states.clone(), states, LayerCache::Keys(KvCache::new(1, shape)?)])?;
+/// use sdpa_layers::{Compute, HybridCaches, LayerCache, LinearAttention, LinearInputs, LinearState, StateCache, Update};
+/// let states = LayerCache::States(StateCache::new(1, &LinearState::new([1, 1, 4, 4])?, 2)?);
+/// let keys = LayerCache::Keys(KvCache::new(1, KvShape { kv_heads: 1, head_dim: 4, value_dim: 4 })?);
+/// let mut caches = HybridCaches::new(vec![states.clone(), states, keys])?;
 /// let (rows, mut out, mut compute) = ([0.5; 3 * 4], [0.0; 3 * 4], Compute::default());
 /// let rows = View::bhld(&rows, [1, 1, 3, 4])?; // a token and two drafts
 /// for layer in 0..3 {
 ///     match caches.layer_mut(layer)? {
 ///         LayerCache::States(states) => {
 ///             let (inputs, out) = (LinearInputs::new(rows, rows, rows, Update::Linear), ViewMut::bhld(&mut out, [1, 1, 3, 4])?);
-///             LinearAttention::new().decode(inputs, states, out, &mut compute)?;
+///             LinearAttention::new().decode(inputs, states, &[0], out, &mut compute)?;
 ///         }
 ///         LayerCache::Keys(keys) => keys.append(rows, rows)?, // … and attention over them …
+///         _ => unreachable!("no other kinds were given"),
 ///     }
 /// }
 /// caches.truncate(0, 2)?; // the second draft was wrong
@@ -80,19 +83,16 @@ impl HybridCaches {
         let Some(first) = layers.first() else {
             return Err(Error::Empty { argument: "layers", what: "number of caches" });
         };
-        let sequences = either!(first, cache => cache.sequences());
+        let has = |layer: &LayerCache, sequence| either!(layer, cache => cache.has_sequence(sequence));
+        let count = either!(first, cache => cache.sequences());
         for layer in &layers {
             let got = either!(layer, cache => cache.sequences());
-            same("a layer", "number of sequences", got, sequences, "the first layer")?;
+            same("a layer", "number of sequences", got, count, "the first layer")?;
+            if let Some(sequence) = (0..count).find(|&sequence| has(layer, sequence) != has(first, sequence)) {
+                return Err(Error::Removed { argument: "layers", sequence });
+            }
         }
-        let caches = Self { layers };
-        let count = |sequence| {
-            caches.layers.iter().filter(|layer| either!(layer, cache => cache.has_sequence(sequence))).count()
-        };
-        match (0..sequences).find(|&sequence| ![0, caches.layers.len()].contains(&count(sequence))) {
-            Some(sequence) => Err(Error::Removed { argument: "layers", sequence }),
-            None => Ok(caches),
-        }
+        Ok(Self { layers })
     }
 
     /// Caches, layer by layer.
@@ -114,8 +114,12 @@ impl HybridCaches {
     /// # Errors
     /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed.
     pub fn len(&self, sequence: usize) -> Result<usize, Error> {
-        self.there("sequence", sequence)?;
-        Ok(self.layers.iter().map(|layer| either!(layer, cache => cache.lens()[sequence])).min().unwrap_or(0))
+        self.check(sequence, 0)?;
+        let len = |layer: &LayerCache| match layer {
+            LayerCache::Keys(cache) => Ok(cache.lens()[sequence]),
+            LayerCache::States(cache) => cache.len(sequence),
+        };
+        self.layers.iter().try_fold(usize::MAX, |least, layer| Ok(least.min(len(layer)?)))
     }
 
     /// Takes back tokens that only some layers have.
@@ -127,7 +131,7 @@ impl HybridCaches {
         let sequences = 0..either!(&self.layers[0], cache => cache.sequences());
         let there = sequences.filter(|&sequence| either!(&self.layers[0], cache => cache.has_sequence(sequence)));
         let lens = there.map(|sequence| Ok((sequence, self.len(sequence)?))).collect::<Result<Vec<_>, Error>>()?;
-        lens.iter().try_for_each(|&(sequence, len)| self.check_truncate(sequence, len))?;
+        lens.iter().try_for_each(|&(sequence, len)| self.check(sequence, len))?;
         lens.iter().try_for_each(|&(sequence, len)| self.truncate(sequence, len))
     }
 
@@ -136,22 +140,8 @@ impl HybridCaches {
     /// # Errors
     /// As there; all caches are then unchanged.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
-        self.check_truncate(sequence, len)?;
+        self.check(sequence, len)?;
         self.each(|layer| either!(layer, cache => cache.truncate(sequence, len)))
-    }
-
-    /// Keeps the first `from` tokens of a sequence, and of the later ones the accepted: `0, 1, …`, counted from `from`. It is
-    /// [`Self::truncate`] for those who have a list. A path of a tree that skips tokens is refused, since a state has taken in
-    /// all tokens before it.
-    ///
-    /// # Errors
-    /// [`Error::Entry`] if entry i is not i; otherwise as [`Self::truncate`]. All caches are then unchanged.
-    pub fn keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> Result<(), Error> {
-        if let Some((index, &got)) = accepted.iter().enumerate().find(|&(i, &token)| i != token) {
-            let of = "its own index: a state has taken in every token before it";
-            return Err(Error::Entry { argument: "accepted", index, got, bound: Bound::Exactly, limit: index, of });
-        }
-        self.truncate(sequence, from.saturating_add(accepted.len()))
     }
 
     /// Makes sequence `to` a copy of `from` in all layers: see [`KvCache::fork`] and [`StateCache::fork`].
@@ -159,8 +149,8 @@ impl HybridCaches {
     /// # Errors
     /// As there; all caches are then unchanged.
     pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
-        self.there("from", from)?;
-        self.there("to", to)?;
+        self.check(from, 0)?;
+        self.check(to, 0)?;
         self.each(|layer| either!(layer, cache => cache.fork(from, to)))
     }
 
@@ -175,7 +165,7 @@ impl HybridCaches {
     /// # Errors
     /// As there; all caches are then unchanged.
     pub fn remove_sequence(&mut self, sequence: usize) -> Result<(), Error> {
-        self.there("sequence", sequence)?;
+        self.check(sequence, 0)?;
         self.each(|layer| either!(layer, cache => cache.remove_sequence(sequence)))
     }
 
@@ -184,18 +174,8 @@ impl HybridCaches {
         self.layers.iter().map(|layer| either!(layer, cache => cache.bytes())).sum()
     }
 
-    fn there(&self, argument: &'static str, sequence: usize) -> Result<(), Error> {
-        self.layers.iter().try_for_each(|layer| {
-            let (sequences, there) = either!(layer, cache => (cache.sequences(), cache.has_sequence(sequence)));
-            match there {
-                true => Ok(()),
-                false if sequence < sequences => Err(Error::Removed { argument, sequence }),
-                false => Err(Error::Sequence { argument, got: sequence, sequences }),
-            }
-        })
-    }
-
-    fn check_truncate(&self, sequence: usize, len: usize) -> Result<(), Error> {
+    /// Returns an error unless all layers can go back to this length; without such a sequence, none can.
+    fn check(&self, sequence: usize, len: usize) -> Result<(), Error> {
         self.layers.iter().try_for_each(|layer| either!(layer, cache => cache.check_truncate(sequence, len)))
     }
 

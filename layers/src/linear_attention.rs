@@ -25,7 +25,6 @@ mod check;
 mod chunk;
 mod forms;
 mod head;
-mod kept;
 mod product;
 mod recurrent;
 mod settings;
@@ -37,6 +36,7 @@ pub use state::LinearState;
 pub use state_cache::StateCache;
 
 use crate::compute::Compute;
+use crate::error::same;
 use crate::share;
 use call::Call;
 use head::Head;
@@ -61,7 +61,6 @@ pub struct LinearInputs<'a> {
     v: View<'a>,
     update: Update<'a>,
     lens: Option<&'a [usize]>,
-    sequences: Option<&'a [usize]>,
 }
 
 impl<'a> LinearInputs<'a> {
@@ -73,7 +72,7 @@ impl<'a> LinearInputs<'a> {
     /// heads of one group share a state, or neighbouring states a query; the output has a head for each query head or each state,
     /// whichever are more.
     pub fn new(q: View<'a>, k: View<'a>, v: View<'a>, update: Update<'a>) -> Self {
-        Self { q, k, v, update, lens: None, sequences: None }
+        Self { q, k, v, update, lens: None }
     }
 
     /// Sets lengths, `[batch]`: the number of keys of each sequence that are there, from the first on. Later ones, which are
@@ -81,13 +80,6 @@ impl<'a> LinearInputs<'a> {
     #[must_use]
     pub fn lens(self, lens: &'a [usize]) -> Self {
         Self { lens: Some(lens), ..self }
-    }
-
-    /// Sets the sequence of a [`StateCache`] to which each batch entry belongs, `[batch]`, in any order: for
-    /// [`LinearAttention::decode`]. By default, batch entry b belongs to sequence b.
-    #[must_use]
-    pub fn sequences(self, sequences: &'a [usize]) -> Self {
-        Self { sequences: Some(sequences), ..self }
     }
 }
 
@@ -180,88 +172,88 @@ impl LinearAttention {
         out: ViewMut<'_>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        if inputs.sequences.is_some() {
-            return Err(Error::Needs { argument: "sequences", needs: "a StateCache: LinearAttention::decode" });
-        }
         let call = self.checked(&inputs, state.shape, out.shape(), compute.exec())?;
-        let Some((workers, each)) = call.workers(forms::scratch_len(&call), compute.exec()) else { return Ok(()) };
-        let mut scratch = compute.buffer("scratch", [workers, each])?;
-        let states = state.data.chunks_exact_mut(state.shape.head_floats());
-        let heads = states.zip(out.into_heads(call.group)).enumerate();
-        share::parts(compute.exec(), &mut scratch, each, heads, on_head(&call, forms::run));
-        compute.recycle(scratch);
-        Ok(())
+        let states = state.data.chunks_exact_mut(call.head_dim * call.width);
+        each_head(&call, states, out, compute, forms::run)
     }
 
-    /// Updates the states of a cache's sequences with the tokens of each, as [`Self::forward`] does, and keeps those after its last
-    /// tokens, so that they can be taken back: as many as [`StateCache::rollback_room`], or all together.
+    /// Updates the states of a cache with new tokens, as [`Self::forward`] does: batch entry b belongs to sequence `sequences[b]`.
+    /// Keeps the states after the last tokens of each sequence, so that these can be taken back: see [`StateCache`].
     ///
-    /// These last tokens of a call run token by token, and so does a call of one more; earlier ones run in the form that is set. So
-    /// with [`Form::Recurrent`] results and states have the bits of [`Self::forward`] over the whole sequence, however it is
-    /// divided into calls, forked and rolled back. With [`Form::Chunked`] a long call has the bits of two calls of
-    /// [`Self::forward`]: a chunked one of its first tokens, and a recurrent one of as many as the room.
+    /// With [`Form::Recurrent`], results and states have the bits of [`Self::forward`] over the whole sequence, however it is
+    /// divided into calls, forked and rolled back. With [`Form::Chunked`], they have those of several calls of
+    /// [`Self::forward`]: one for each of the last `room` tokens of a call, and one for all the first of them.
     ///
-    /// Takes the time of [`Self::forward`], and of each of the last tokens a copy of the state: of 32 heads of 128 by 128, a token takes
-    /// 1.3 to 1.9 times as long (`cargo bench -p sdpa-layers --bench linear_attention`). A warm call on one thread allocates only lists of sequences; and states, if forks share those that it
-    /// would write over.
+    /// Takes the time of [`Self::forward`], and of each of the last `room + 1` tokens a copy of the state. States of 32 heads of
+    /// 128 by 128 then take 1.3 to 1.9 times as long a token (`cargo bench -p sdpa-layers --bench linear_attention`). A warm call
+    /// on one thread allocates lists of sequences; and states, if forks share those that it would write over.
     ///
     /// ```
-    /// use sdpa::{KvShape, View, ViewMut};
-    /// use sdpa_layers::{Compute, LinearAttention, LinearInputs, StateCache, Update};
-    /// let mut cache = StateCache::new(2, KvShape { kv_heads: 1, head_dim: 4, value_dim: 4 })?.rollback_room(2)?;
+    /// use sdpa::{View, ViewMut};
+    /// use sdpa_layers::{Compute, LinearAttention, LinearInputs, LinearState, StateCache, Update};
+    /// let mut cache = StateCache::new(2, &LinearState::new([1, 1, 4, 4])?, 2)?; // two sequences, two drafts
     /// let (rows, mut out, mut compute) = ([0.5; 3 * 4], [0.0; 3 * 4], Compute::default());
     /// let rows = View::bhld(&rows, [1, 1, 3, 4])?; // a token and two drafts, of sequence 1 alone
-    /// let inputs = LinearInputs::new(rows, rows, rows, Update::Linear).sequences(&[1]);
-    /// LinearAttention::new().decode(inputs, &mut cache, ViewMut::bhld(&mut out, [1, 1, 3, 4])?, &mut compute)?;
+    /// let inputs = LinearInputs::new(rows, rows, rows, Update::Linear);
+    /// let out = ViewMut::bhld(&mut out, [1, 1, 3, 4])?;
+    /// LinearAttention::new().decode(inputs, &mut cache, &[1], out, &mut compute)?;
     /// cache.truncate(1, 2)?; // the second draft was wrong
-    /// assert_eq!(cache.lens(), [0, 2]);
+    /// assert_eq!([cache.len(0)?, cache.len(1)?], [0, 2]);
     /// # Ok::<(), sdpa::Error>(())
     /// ```
     ///
     /// # Errors
     /// As [`Self::forward`]; [`Error::Sequence`] or [`Error::Removed`] for a sequence that is not there, [`Error::Repeated`] for
-    /// one that is named twice; [`Error::Needs`] for [`Reach::Whole`]. Cache and output are then unchanged.
+    /// one that is named twice; [`Error::Needs`] for [`Reach::Whole`]. States and output are then unchanged; after
+    /// [`Error::Memory`], fewer tokens may be taken back.
     pub fn decode(
         &self,
         inputs: LinearInputs<'_>,
         cache: &mut StateCache,
+        sequences: &[usize],
         out: ViewMut<'_>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
         if self.reach == Reach::Whole {
             return Err(Error::Needs { argument: "decoding", needs: "causal reach: no row sees a later key" });
         }
-        let batch = inputs.q.shape()[0];
-        cache.check_sequences(batch, inputs.sequences)?;
-        let call = self.checked(&inputs, cache.shape_of(batch), out.shape(), compute.exec())?;
-        let tokens = |b: usize| call.lens.map_or(call.kv_len, |lens| lens[b]);
-        let calls = (0..batch).map(|b| (inputs.sequences.map_or(b, |sequences| sequences[b]), tokens(b)));
-        let Some((workers, each)) = call.workers(forms::scratch_to_keep(&call), compute.exec()) else {
-            // Tokens without heads count.
-            cache.advance(calls);
-            return Ok(());
-        };
-        let mut scratch = compute.buffer("scratch", [workers, each])?;
-        cache.reserve(calls.clone())?;
-        let heads = cache.rings(calls.clone()).zip(out.into_heads(call.group)).enumerate();
-        share::parts(compute.exec(), &mut scratch, each, heads, on_head(&call, forms::keep));
-        cache.advance(calls);
-        compute.recycle(scratch);
+        same("sequences", "length", sequences.len(), inputs.q.shape()[0], "the batch")?;
+        let mut shape = cache.shape;
+        shape.sizes[0] = sequences.len();
+        let call = self.checked(&inputs, shape, out.shape(), compute.exec())?;
+        let tokens = (0..sequences.len()).map(|b| call.lens.map_or(call.kv_len, |lens| lens[b]));
+        let mut chosen = cache.choose(sequences)?;
+        chosen.iter_mut().zip(tokens.clone()).try_for_each(|(kept, tokens)| kept.reserve(tokens))?;
+        each_head(&call, chosen.iter_mut().flat_map(|kept| kept.rings()), out, compute, forms::keep)?;
+        chosen.iter_mut().zip(tokens).for_each(|(kept, tokens)| kept.advance(tokens));
         Ok(())
     }
 }
 
-/// Returns the work of a call on one head, in code for its instruction set: `update` of the head's states.
-fn on_head<'c, S>(
-    call: &'c Call<'_>,
-    update: impl Fn(&Head<'_>, S, &mut HeadsMut<'_>, &mut [f32]) + Sync + 'c,
-) -> impl Fn(&mut [f32], (usize, (S, HeadsMut<'_>))) + Sync + 'c {
-    move |scratch, (index, (states, mut out))| {
+/// Updates the states of each head of a checked call: those of the first batch entry first.
+fn each_head<S: Send>(
+    call: &Call<'_>,
+    states: impl Iterator<Item = S> + Send,
+    out: ViewMut<'_>,
+    compute: &mut Compute,
+    update: impl Fn(&Head<'_>, S, &mut HeadsMut<'_>, &mut [f32]) + Sync,
+) -> Result<(), Error> {
+    let parts = call.q.shape()[0] * call.kv_heads;
+    if parts == 0 || call.kv_len == 0 && call.q.shape()[2] == 0 {
+        return Ok(());
+    }
+    let workers = share::workers(compute.exec(), call.flops()).min(parts);
+    let each = forms::scratch_len(call);
+    let mut scratch = compute.buffer("scratch", [workers, each])?;
+    let heads = states.zip(out.into_heads(call.group)).enumerate();
+    share::parts(compute.exec(), &mut scratch, each, heads, |scratch, (index, (states, mut out))| {
         let (b, h) = (index / call.kv_heads, index % call.kv_heads);
         vectorized(
             call.isa,
             #[inline(always)]
             || update(&Head::new(call, b, h), states, &mut out, scratch),
         );
-    }
+    });
+    compute.recycle(scratch);
+    Ok(())
 }

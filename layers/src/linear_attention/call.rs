@@ -1,8 +1,7 @@
 //! Checked calls of linear attention.
 
 use super::settings::{FeatureMap, Form, Normaliser, Reach};
-use crate::share;
-use sdpa::{Exec, Isa, View};
+use sdpa::{Isa, View};
 
 /// Checked call of linear attention.
 pub(super) struct Call<'a> {
@@ -32,14 +31,6 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Returns the number of workers, and floats of scratch for `each` of them; none if there is nothing to do.
-    pub(super) fn workers(&self, each: usize, exec: Exec<'_>) -> Option<(usize, usize)> {
-        let [batch, _, q_len, _] = self.q.shape();
-        let parts = batch * self.kv_heads;
-        let some = parts > 0 && (self.kv_len > 0 || q_len > 0);
-        some.then(|| (share::workers(exec, self.flops()).min(parts), each))
-    }
-
     /// Number of tokens that are processed at a time.
     pub(super) fn chunk(&self) -> usize {
         match self.form {

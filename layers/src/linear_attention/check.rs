@@ -19,7 +19,7 @@ impl LinearAttention {
         out: [usize; 4],
         exec: Exec<'_>,
     ) -> Result<Call<'a>, Error> {
-        let LinearInputs { q, k, v, update, lens, .. } = *inputs;
+        let LinearInputs { q, k, v, update, lens } = *inputs;
         let (shape, of) = shape_of([q, k, v])?;
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
         // Without query heads, the keys would not be added to the state.
@@ -88,10 +88,9 @@ impl LinearAttention {
                 argument: "a normalised state",
                 needs: "the normaliser it was made for: without it the sums of its keys would not go on",
             },
-            Normaliser::KeySum => Error::Needs {
-                argument: "the normaliser",
-                needs: "a state made by LinearState::normalised, a cache by StateCache::normalised",
-            },
+            Normaliser::KeySum => {
+                Error::Needs { argument: "the normaliser", needs: "a state made by LinearState::normalised" }
+            }
         })
     }
 

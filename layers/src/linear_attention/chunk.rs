@@ -82,12 +82,11 @@ impl Block {
     }
 }
 
-/// Updates the state with the first `len` tokens.
 #[inline(always)]
-pub(super) fn causal(head: &Head<'_>, len: usize, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
+pub(super) fn causal(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
     let mut chunk = Chunk::new(head, scratch);
-    for first in (0..len).step_by(chunk.n) {
-        let n = chunk.n.min(len - first);
+    for first in (head.first..head.len).step_by(chunk.n) {
+        let n = chunk.n.min(head.len - first);
         chunk.left.fill(1.0);
         for block in Block::all(first, n) {
             chunk.load(head, block);

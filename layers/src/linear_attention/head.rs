@@ -6,6 +6,7 @@ use sdpa::View;
 use sdpa_kernels::{HeadsMut, exp_in_place};
 
 /// Rows of one head of a view.
+#[derive(Clone, Copy)]
 struct HeadRows<'a> {
     view: View<'a>,
     batch: usize,
@@ -40,9 +41,12 @@ impl<'a> HeadRows<'a> {
 }
 
 /// One key/value head and its query heads.
+#[derive(Clone, Copy)]
 pub(super) struct Head<'a> {
     pub(super) call: &'a Call<'a>,
-    /// Number of tokens that are not padding.
+    /// First token to process: 0, but for parts of a call.
+    pub(super) first: usize,
+    /// Number of tokens that are not padding, or the end of the part.
     pub(super) len: usize,
     first_query: (usize, usize),
     keys: HeadRows<'a>,
@@ -58,6 +62,7 @@ impl<'a> Head<'a> {
         let shared = |view: View<'a>| h / (call.kv_heads / view.shape()[1].min(call.kv_heads));
         Self {
             call,
+            first: 0,
             len: call.lens.map_or(call.kv_len, |lens| lens[b]),
             first_query: (b, shared(call.q) * call.group),
             keys: HeadRows::new(call.k, b, shared(call.k)),
@@ -65,6 +70,12 @@ impl<'a> Head<'a> {
             log_decay: call.log_decay.map(|view| HeadRows::new(view, b, h)),
             beta: call.beta.map(|view| HeadRows::new(view, b, h)),
         }
+    }
+
+    /// The same head, of tokens `first..end` alone.
+    #[inline(always)]
+    pub(super) fn part(&self, first: usize, end: usize) -> Self {
+        Self { first, len: end, ..*self }
     }
 
     #[inline(always)]

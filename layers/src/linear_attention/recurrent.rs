@@ -9,7 +9,6 @@
 use super::call::Call;
 use super::head::Head;
 use super::product::{Matrix, MatrixMut, add_product};
-use core::ops::Range;
 use sdpa_kernels::HeadsMut;
 
 /// Floats of scratch: key, decay and reader of the correction; value; queries and their results.
@@ -18,15 +17,8 @@ pub(super) fn scratch_len(call: &Call<'_>) -> usize {
     keys.saturating_mul(call.head_dim).saturating_add(values.saturating_mul(call.width))
 }
 
-/// Updates the state with these tokens.
 #[inline(always)]
-pub(super) fn run(
-    head: &Head<'_>,
-    tokens: Range<usize>,
-    state: &mut [f32],
-    out: &mut HeadsMut<'_>,
-    scratch: &mut [f32],
-) {
+pub(super) fn run(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
     let &Call { isa, head_dim: d, width, group, .. } = head.call;
     let (key, scratch) = scratch.split_at_mut(d);
     let (decay, scratch) = scratch.split_at_mut(d);
@@ -34,7 +26,7 @@ pub(super) fn run(
     let (value, scratch) = scratch.split_at_mut(width);
     let (queries, rows) = scratch.split_at_mut(group * d);
     let rows = &mut rows[..group * width];
-    for t in tokens {
+    for t in head.first..head.len {
         head.key(t, key);
         head.value(t, value);
         head.decay(t, decay);

@@ -21,19 +21,11 @@ pub struct LinearState {
     pub(super) shape: StateShape,
 }
 
-/// Sizes of states, and the normaliser they are for.
+/// Sizes of a state, `[batch, kv_heads, head_dim, value_dim]`, and the normaliser it is for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct StateShape {
-    /// `[batch, kv_heads, head_dim, value_dim]`.
     pub(super) sizes: [usize; 4],
     pub(super) normaliser: Normaliser,
-}
-
-impl StateShape {
-    /// Returns the number of floats of one head.
-    pub(super) fn head_floats(&self) -> usize {
-        self.sizes[2] * (self.sizes[3] + self.normaliser.columns())
-    }
 }
 
 impl LinearState {
@@ -42,7 +34,7 @@ impl LinearState {
     /// # Errors
     /// [`Error::Empty`] for a head_dim or value_dim of 0, [`Error::TooLarge`] or [`Error::Memory`].
     pub fn new(shape: [usize; 4]) -> Result<Self, Error> {
-        Self::zeros(StateShape { sizes: shape, normaliser: Normaliser::None })
+        Self::zeros(shape, Normaliser::None)
     }
 
     /// Creates a state of zeros for [`Normaliser::KeySum`]: its rows have `value_dim + 1` numbers, the last for the sum
@@ -51,20 +43,20 @@ impl LinearState {
     /// # Errors
     /// [`Error::Empty`] for a head_dim or value_dim of 0, [`Error::TooLarge`] or [`Error::Memory`].
     pub fn normalised(shape: [usize; 4]) -> Result<Self, Error> {
-        Self::zeros(StateShape { sizes: shape, normaliser: Normaliser::KeySum })
+        Self::zeros(shape, Normaliser::KeySum)
     }
 
-    pub(super) fn zeros(shape: StateShape) -> Result<Self, Error> {
-        let [batch, heads, head_dim, value_dim] = shape.sizes;
+    fn zeros(shape: [usize; 4], normaliser: Normaliser) -> Result<Self, Error> {
+        let [batch, heads, head_dim, value_dim] = shape;
         for (what, dim) in [("head_dim", head_dim), ("value_dim", value_dim)] {
             if dim == 0 {
                 return Err(Error::Empty { argument: "state", what });
             }
         }
-        let too_large = Error::TooLarge { what: "state", sizes: shape.sizes };
-        let columns = value_dim.checked_add(shape.normaliser.columns()).ok_or(too_large.clone())?;
+        let too_large = Error::TooLarge { what: "state", sizes: shape };
+        let columns = value_dim.checked_add(normaliser.columns()).ok_or(too_large.clone())?;
         let len = floats("state", [batch, heads, head_dim, columns]).map_err(|_| too_large)?;
-        Ok(Self { data: zeros("state", len)?, shape })
+        Ok(Self { data: zeros("state", len)?, shape: StateShape { sizes: shape, normaliser } })
     }
 
     /// Shape, `[batch, kv_heads, head_dim, value_dim]`.
