@@ -130,8 +130,7 @@ impl StateCache {
         match kept.slots_back(len) {
             Some(slots) => {
                 kept.turn(kept.slots - slots);
-                (kept.back, kept.start) = (kept.back.saturating_sub(slots), kept.start.filter(|&start| start < len));
-                kept.len = len;
+                (kept.back, kept.len) = (kept.back.saturating_sub(slots), len);
             }
             None => *kept = self.empty.clone(),
         }
