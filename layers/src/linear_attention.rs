@@ -174,7 +174,14 @@ impl LinearAttention {
     ) -> Result<(), Error> {
         let call = self.checked(&inputs, state.shape, out.shape(), compute.exec())?;
         let states = state.data.chunks_exact_mut(call.head_dim * call.width);
-        each_head(&call, states, out, compute, forms::run)
+        each_head(
+            &call,
+            states,
+            out,
+            compute,
+            #[inline(always)]
+            |head, state, out, scratch| forms::run(head, state, out, scratch),
+        )
     }
 
     /// Updates the states of a cache with new tokens, as [`Self::forward`] does: batch entry b belongs to sequence `sequences[b]`.
@@ -224,7 +231,14 @@ impl LinearAttention {
         let tokens = (0..sequences.len()).map(|b| call.lens.map_or(call.kv_len, |lens| lens[b]));
         let mut chosen = cache.choose(sequences)?;
         chosen.iter_mut().zip(tokens.clone()).try_for_each(|(kept, tokens)| kept.reserve(tokens))?;
-        each_head(&call, chosen.iter_mut().flat_map(|kept| kept.rings()), out, compute, forms::keep)?;
+        each_head(
+            &call,
+            chosen.iter_mut().flat_map(|kept| kept.rings()),
+            out,
+            compute,
+            #[inline(always)]
+            |head, slots, out, scratch| forms::keep(head, slots, out, scratch),
+        )?;
         chosen.iter_mut().zip(tokens).for_each(|(kept, tokens)| kept.advance(tokens));
         Ok(())
     }
