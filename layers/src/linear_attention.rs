@@ -192,7 +192,7 @@ impl LinearAttention {
     /// [`Self::forward`]: one for each of the last `room` tokens of a call, and one for all the first of them.
     ///
     /// Takes the time of [`Self::forward`], and of each of the last `room + 1` tokens a copy of the state. States of 32 heads of
-    /// 128 by 128 then take 1.4 to 1.8 times as long a token (`cargo bench -p sdpa-layers --bench linear_attention`). A warm call
+    /// 128 by 128 then take 1.2 to 2.1 times as long a token (`cargo bench -p sdpa-layers --bench linear_attention`). A warm call
     /// on one thread allocates lists of sequences; and states, if forks share those that it would write over.
     ///
     /// ```
@@ -244,7 +244,8 @@ impl LinearAttention {
     }
 }
 
-/// Updates the states of each head of a checked call: those of the first batch entry first.
+/// Updates the states of each head of a checked call: those of the first batch entry first. `update` is a closure that is always
+/// inlined; a function's name would be called, in code without the instruction set.
 fn each_head<S: Send>(
     call: &Call<'_>,
     states: impl Iterator<Item = S> + Send,
