@@ -39,9 +39,10 @@ use crate::compute::Compute;
 use crate::error::same;
 use crate::share;
 use call::Call;
+use forms::States;
 use head::Head;
 use sdpa::{Error, View, ViewMut};
-use sdpa_kernels::{HeadsMut, vectorized};
+use sdpa_kernels::vectorized;
 
 /// Tensors that a call of linear attention reads.
 ///
@@ -174,14 +175,7 @@ impl LinearAttention {
     ) -> Result<(), Error> {
         let call = self.checked(&inputs, state.shape, out.shape(), compute.exec())?;
         let states = state.data.chunks_exact_mut(call.head_dim * call.width);
-        each_head(
-            &call,
-            states,
-            out,
-            compute,
-            #[inline(always)]
-            |head, state, out, scratch| forms::run(head, state, out, scratch),
-        )
+        each_head(&call, states, out, compute)
     }
 
     /// Updates the states of a cache with new tokens, as [`Self::forward`] does: batch entry b belongs to sequence `sequences[b]`.
@@ -192,7 +186,7 @@ impl LinearAttention {
     /// [`Self::forward`]: one for each of the last `room` tokens of a call, and one for all the first of them.
     ///
     /// Takes the time of [`Self::forward`], and of each of the last `room + 1` tokens a copy of the state. States of 32 heads of
-    /// 128 by 128 then take 1.2 to 2.1 times as long a token (`cargo bench -p sdpa-layers --bench linear_attention`). A warm call
+    /// 128 by 128 then take 1.2 to 2.4 times as long a token (`cargo bench -p sdpa-layers --bench linear_attention`). A warm call
     /// on one thread allocates lists of sequences; and states, if forks share those that it would write over.
     ///
     /// ```
@@ -231,27 +225,18 @@ impl LinearAttention {
         let tokens = (0..sequences.len()).map(|b| call.lens.map_or(call.kv_len, |lens| lens[b]));
         let mut chosen = cache.choose(sequences)?;
         chosen.iter_mut().zip(tokens.clone()).try_for_each(|(kept, tokens)| kept.reserve(tokens))?;
-        each_head(
-            &call,
-            chosen.iter_mut().flat_map(|kept| kept.rings()),
-            out,
-            compute,
-            #[inline(always)]
-            |head, slots, out, scratch| forms::keep(head, slots, out, scratch),
-        )?;
+        each_head(&call, chosen.iter_mut().flat_map(|kept| kept.rings()), out, compute)?;
         chosen.iter_mut().zip(tokens).for_each(|(kept, tokens)| kept.advance(tokens));
         Ok(())
     }
 }
 
-/// Updates the states of each head of a checked call: those of the first batch entry first. `update` is a closure that is always
-/// inlined; a function's name would be called, in code without the instruction set.
-fn each_head<S: Send>(
+/// Updates the states of each head of a checked call: those of the first batch entry first.
+fn each_head<S: States>(
     call: &Call<'_>,
     states: impl Iterator<Item = S> + Send,
     out: ViewMut<'_>,
     compute: &mut Compute,
-    update: impl Fn(&Head<'_>, S, &mut HeadsMut<'_>, &mut [f32]) + Sync,
 ) -> Result<(), Error> {
     let parts = call.q.shape()[0] * call.kv_heads;
     if parts == 0 || call.kv_len == 0 && call.q.shape()[2] == 0 {
@@ -266,7 +251,7 @@ fn each_head<S: Send>(
         vectorized(
             call.isa,
             #[inline(always)]
-            || update(&Head::new(call, b, h), states, &mut out, scratch),
+            || states.update(&Head::new(call, b, h), &mut out, scratch),
         );
     });
     compute.recycle(scratch);

@@ -15,31 +15,42 @@ pub(super) fn scratch_len(call: &Call<'_>) -> usize {
     }
 }
 
-/// Updates a head's state with its tokens and writes the results of its query heads.
-#[inline(always)]
-pub(super) fn run(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
-    match head.call.reach {
-        Reach::Causal => update(head, state, out, scratch),
-        Reach::Whole => return chunk::whole(head, state, out, scratch),
-    }
-    head.write_padding(out, scratch);
+/// States of one head.
+pub(super) trait States: Send {
+    /// Updates the state with the head's tokens and writes the results of its query heads. It is always inlined, into code for an
+    /// instruction set: a function passed by name would be called.
+    fn update(self, head: &Head<'_>, out: &mut HeadsMut<'_>, scratch: &mut [f32]);
 }
 
-/// As [`run`], from the state of the first slot. The states after the last tokens are written to the slots behind it: one token a
-/// slot or, if there are more tokens than slots, the first ones together.
-#[inline(always)]
-pub(super) fn keep(head: &Head<'_>, slots: &mut [Slot], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
-    let ends = head.len.saturating_sub(slots.len() - 2).max(1)..=head.len; // none, of no tokens
-    let mut first = 0;
-    for (i, end) in ends.enumerate() {
-        let [from, to] = slots.get_disjoint_mut([i, i + 1]).expect("two slots");
-        let to = Slot::get_mut(to).expect("reserved by the cache");
-        // To read one state and write the other would be no faster.
-        to.copy_from_slice(from);
-        update(&head.part(first, end), to, out, scratch);
-        first = end;
+/// A state, in place.
+impl States for &mut [f32] {
+    #[inline(always)]
+    fn update(self, head: &Head<'_>, out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
+        if head.call.reach == Reach::Whole {
+            return chunk::whole(head, self, out, scratch);
+        }
+        update(head, self, out, scratch);
+        head.write_padding(out, scratch);
     }
-    head.write_padding(out, scratch);
+}
+
+/// Slots of a cache. The first one is the current state. The states after the last tokens are written to those behind it: one token
+/// a slot or, if there are more tokens than slots, the first ones together.
+impl States for &mut [Slot] {
+    #[inline(always)]
+    fn update(self, head: &Head<'_>, out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
+        let ends = head.len.saturating_sub(self.len() - 2).max(1)..=head.len; // none, of no tokens
+        let mut first = 0;
+        for (i, end) in ends.enumerate() {
+            let [from, to] = self.get_disjoint_mut([i, i + 1]).expect("two slots");
+            let to = Slot::get_mut(to).expect("reserved by the cache");
+            // To read one state and write the other would be no faster.
+            to.copy_from_slice(from);
+            update(&head.part(first, end), to, out, scratch);
+            first = end;
+        }
+        head.write_padding(out, scratch);
+    }
 }
 
 #[inline(always)]
