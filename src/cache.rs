@@ -3,6 +3,7 @@
 mod append;
 mod build;
 mod changed_keys;
+mod codes;
 #[cfg(feature = "safetensors")]
 pub(crate) mod file;
 mod held;
@@ -12,6 +13,7 @@ mod token_form;
 use crate::error::Error;
 use crate::shape::KvShape;
 pub(crate) use build::check_format;
+pub use codes::widen_latent_e4m3;
 use core::num::NonZeroUsize;
 use core::ops::Range;
 pub(crate) use held::check_held;

@@ -58,7 +58,7 @@ mod threads;
 
 pub use attention::Attention;
 pub use backward::{BackwardPlan, BackwardProblem, attention_backward, attention_backward_with};
-pub use cache::{KeyScales, KvCache, SlidingWindow};
+pub use cache::{KeyScales, KvCache, SlidingWindow, widen_latent_e4m3};
 pub use choosing::e4m3::widen_e4m3;
 pub use choosing::{Indexer, top_k};
 pub use error::Error;

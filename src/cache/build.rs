@@ -168,7 +168,7 @@ impl KvCache {
     /// # Errors
     /// [`Error::Needs`] if something was appended already; for scales of channels of values; for another basis of floats, or of
     /// keys whose channels have scales; for exact tokens where all are floats; for a latent cache, where keys are the values, if
-    /// these differ in format, have another basis, or are exact. [`Error::Range`] for more than 16 exact tokens. Those of
+    /// these differ in format, have another basis, are exact, or E4M3. [`Error::Range`] for more than 16 exact tokens. Those of
     /// [`Self::int8`] and [`Self::int4`].
     pub fn with_format<'f>(self, format: impl Into<KvFormat<'f>>) -> Result<Self, Error> {
         let mut cache = self.with_empty_format(format.into())?;
@@ -285,6 +285,7 @@ fn setter(format: CacheFormat<'_>) -> [&'static str; 2] {
     match format {
         CacheFormat::Elements(_) => ["dtype", "a cache without dtype, which is set"],
         CacheFormat::Int4(_) => ["int4", "a cache without int4, which is set"],
+        CacheFormat::E4m3PerToken | CacheFormat::E4m3PerHead(_) => ["format", "a cache without format, which is set"],
         _ => ["int8", "a cache without int8, which is set"],
     }
 }
@@ -293,6 +294,7 @@ fn setter(format: CacheFormat<'_>) -> [&'static str; 2] {
 fn refuse_unlike(format: KvFormat<'_>) -> Result<(), Error> {
     let needs = match format {
         KvFormat { keys: CacheFormat::Int8PerChannel(_), .. } => SCALES_OF_TOKENS,
+        KvFormat { keys: CacheFormat::E4m3PerToken | CacheFormat::E4m3PerHead(_), .. } => "floats or integers",
         _ if format != format.values => "keys and values of one format, in the basis of their channels, none exact",
         _ => return Ok(()),
     };
@@ -305,11 +307,11 @@ pub(crate) fn check_format(format: KvFormat<'_>, shape: KvShape, of: &'static st
     let KvShape { kv_heads, head_dim, .. } = shape;
     let KvFormat { keys, values, key_basis, value_basis, exact_first, .. } = format;
     at_most("exact_first", "number of tokens", exact_first, MAX_EXACT, "the most that can be exact")?;
-    if exact_first > 0 && [keys, values].iter().all(|format| matches!(format, CacheFormat::Elements(_))) {
+    if exact_first > 0 && !keys.is_integer() && !values.is_integer() {
         return Err(Error::Needs { argument: "exact_first", needs: "integer keys or values" });
     }
     let [argument, _] = setter(keys);
-    if !matches!(keys, CacheFormat::Elements(_)) {
+    if keys.is_integer() {
         at_most(argument, "head_dim", head_dim, MAX_INT8_HEAD_DIM, "the largest possible of integers")?;
     }
     if let CacheFormat::Int8PerChannel(_) = values {
@@ -321,10 +323,17 @@ pub(crate) fn check_format(format: KvFormat<'_>, shape: KvShape, of: &'static st
             return Err(Error::Needs { argument, needs: "int8 with a scale for each token, or int4" });
         }
     }
-    let CacheFormat::Int8PerChannel(scales) = keys else { return Ok(()) };
-    same("key scales", "length", scales.len(), kv_heads.saturating_mul(head_dim), of)?;
-    if let Some(&got) = scales.iter().find(|scale| !(**scale > 0.0 && scale.is_finite())) {
-        return Err(Error::Number { argument: "key scales", got, expected: "positive and finite" });
+    let (of_channels, of_heads) = (kv_heads.saturating_mul(head_dim), "the key/value heads");
+    for (argument, format) in [("key scales", keys), ("value scales", values)] {
+        let (scales, all, of) = match format {
+            CacheFormat::Int8PerChannel(scales) => (scales, of_channels, of),
+            CacheFormat::E4m3PerHead(scales) => (scales, kv_heads, of_heads),
+            _ => continue,
+        };
+        same(argument, "length", scales.len(), all, of)?;
+        if let Some(&got) = scales.iter().find(|scale| !(**scale > 0.0 && scale.is_finite())) {
+            return Err(Error::Number { argument, got, expected: "positive and finite" });
+        }
     }
     Ok(())
 }

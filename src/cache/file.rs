@@ -49,13 +49,17 @@ fn tensor_dtype(part: TokenPart, formats: [ElementFormat; 2]) -> Dtype {
         (_, ElementFormat::F16) => Dtype::F16,
         (_, ElementFormat::Int8PerToken | ElementFormat::Int8PerChannel) => Dtype::I8,
         (_, ElementFormat::Int4 | ElementFormat::Int4Centred) => Dtype::U8,
+        (_, ElementFormat::E4m3PerToken | ElementFormat::E4m3PerHead) => Dtype::F8_E4M3,
     }
 }
 
 /// Shape of the tensors with a part of tokens, which has `elements` elements in a head.
 fn tensor_shape(part: TokenPart, [heads, held, elements]: [usize; 3], formats: [ElementFormat; 2]) -> Vec<usize> {
     match (part, format_of(part, formats)) {
-        (TokenPart::KeyScale | TokenPart::ValueScale, ElementFormat::Int8PerToken | ElementFormat::Int8PerChannel) => {
+        // One scale a row.
+        (TokenPart::KeyScale | TokenPart::ValueScale, format)
+            if !matches!(format, ElementFormat::Int4 | ElementFormat::Int4Centred) =>
+        {
             vec![heads, held]
         }
         _ => vec![heads, held, elements],

@@ -187,7 +187,10 @@ impl Plan {
             ),
             (native && pairs, "bfloat16 is multiplied as it is".to_string()),
             (accurate && isa.matrix_unit().is_err(), format!("{isa} has no matrix unit; Accurate has no effect")),
-            (accurate && dtypes == [None; 2], "keys and values are integers; Accurate has no effect".to_string()),
+            (
+                accurate && dtypes == [None; 2],
+                "keys and values have eight bits or fewer; Accurate has no effect".to_string(),
+            ),
         ];
         notes.into_iter().filter_map(|(when, note)| when.then_some(note)).collect()
     }

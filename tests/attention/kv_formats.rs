@@ -9,13 +9,14 @@ use sdpa::{
     PagePool, Point, ViewMut, naive,
 };
 
-const FORMATS: [CacheFormat<'static>; 6] = [
+const FORMATS: [CacheFormat<'static>; 7] = [
     CacheFormat::Elements(Dtype::F32),
     CacheFormat::Elements(Dtype::Bf16),
     CacheFormat::Elements(Dtype::F16),
     CacheFormat::Int8PerToken,
     CacheFormat::Int4(Int4::Symmetric),
     CacheFormat::Int4(Int4::Centred),
+    CacheFormat::E4m3PerToken,
 ];
 
 const INTEGERS: [CacheFormat<'static>; 3] =

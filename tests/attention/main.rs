@@ -34,6 +34,7 @@ mod ieee;
 mod int8_cache;
 mod interrupted;
 mod kv_cache;
+mod kv_codes;
 mod kv_formats;
 mod kv_support;
 mod latent;

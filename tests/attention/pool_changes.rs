@@ -30,7 +30,7 @@ fn filled(empty: &KvCache) -> (KvCache, PagePool, Vec<u32>) {
     (cache, pool, entries)
 }
 
-fn caches() -> [(&'static str, KvCache); 10] {
+fn caches() -> [(&'static str, KvCache); 12] {
     every_format(&KvCache::new(2, SHAPE).expect("good sizes"))
 }
 

@@ -3,6 +3,7 @@
 
 use crate::kv::value_panels::{AnyValuePanels, ValueLayout, ValuePanels};
 use crate::matmul::bf16_parts::Parts;
+use crate::matmul::e4m3::E4m3;
 use crate::matmul::finite;
 use crate::matmul::int4::{self, Int4, NibbleQuad};
 use crate::matmul::int8::ValueQuad;
@@ -27,6 +28,8 @@ pub(crate) enum Keys {
     Int8 { panels: Rows<i8>, scales: Option<*const [f32]> },
     /// Panels of int4 keys (`int4.rs`), and the numbers of each panel.
     Int4 { panels: Rows<i8>, kind: Int4, numbers: Rows<F16> },
+    /// Packed E4M3 keys (`e4m3.rs`), whole panels, and the keys' scales, in whole panels.
+    E4m3 { panels: Rows<E4m3>, scales: *const [f32] },
     /// Latent keys of integers, not packed yet: those that the block's values are the first columns of.
     Latent,
 }
@@ -51,6 +54,8 @@ pub(crate) enum BlockValues {
     Int8 { values: ValuePanels<ValueQuad>, scales: *const [f32] },
     /// Int4 values, in panels of a block of columns, and the numbers of those blocks.
     Int4 { values: ValuePanels<NibbleQuad<Lower>>, numbers: Int4Numbers },
+    /// E4M3 values, and their scales, in whole panels.
+    E4m3 { values: ValuePanels<E4m3>, scales: *const [f32] },
 }
 
 /// Numbers of int4 values.
@@ -86,10 +91,12 @@ pub(crate) enum ColumnValues {
     Int8(Rows<ValueQuad>),
     /// Int4 values, in panels of a block of columns, and the numbers of those blocks.
     Int4 { panels: ValuePanels<NibbleQuad<Lower>>, numbers: Int4Numbers },
+    /// Rows of E4M3 values, without their scales.
+    E4m3(Rows<E4m3>),
 }
 
 impl ColumnValues {
-    /// Returns the value of key `j` in column `c`, widened.
+    /// Returns the value of key `j` in column `c`, widened, without its scale.
     ///
     /// # Panics
     /// If values are integers, or packed in parts.
@@ -102,6 +109,7 @@ impl ColumnValues {
             match self {
                 Self::Elements(rows) => rows.get(j, c),
                 Self::Pairs(pairs) => Bf16((*pairs.at(j / 2).add(c)).elements()[j % 2]).widen(),
+                Self::E4m3(rows) => (*rows.at(j).add(c)).widen(),
                 Self::Parts(_) => unreachable!("values that are packed"),
                 Self::Int8(_) | Self::Int4 { .. } => unreachable!("values of integers"),
             }
@@ -170,6 +178,10 @@ impl BlockValues {
                         let (rows, together) = values.from(first);
                         (ColumnValues::Int8(rows), together)
                     }
+                    Self::E4m3 { values, .. } => {
+                        let (rows, together) = values.from(first);
+                        (ColumnValues::E4m3(rows), together)
+                    }
                     Self::Int4 { values, numbers } => {
                         (Self::blocks_of_int4(values, numbers, first, columns.end), usize::MAX)
                     }
@@ -216,6 +228,7 @@ impl BlockValues {
             Self::ValuePanels(value_panels) => value_panels.layout().width,
             Self::Pairs(panels) => panels.layout.width,
             Self::Int8 { values, .. } => values.layout.width,
+            Self::E4m3 { values, .. } => values.layout.width,
             // A four holds two columns.
             Self::Int4 { values, .. } => 2 * values.layout.width,
         }
@@ -235,6 +248,8 @@ impl BlockValues {
                 let last = || (0..cols).all(|c| values.get(len - 1, c).is_finite());
                 finite::all_finite(s, both, len / 2, 2 * cols) && (len.is_multiple_of(2) || last())
             },
+            // SAFETY: as above.
+            ColumnValues::E4m3(_) => (0..len).all(|j| (0..cols).all(|c| unsafe { values.get(j, c) }.is_finite())),
             ColumnValues::Parts(_) => unreachable!("values that are packed"),
             ColumnValues::Int8(_) | ColumnValues::Int4 { .. } => true,
         };

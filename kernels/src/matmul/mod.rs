@@ -6,6 +6,7 @@ pub(crate) mod bf16_pairs;
 pub(crate) mod bf16_parts;
 pub(crate) mod byte_weights;
 pub(crate) mod dot_tile;
+pub(crate) mod e4m3;
 pub(crate) mod finite;
 pub(crate) mod float_tile;
 pub(crate) mod hadamard;

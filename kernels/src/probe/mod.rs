@@ -87,6 +87,7 @@ fn read_blocks<S: Simd>(s: S, kv: &KeyValues<'_>) -> bool {
                 Keys::Int4 { panels, .. } => read_rows(panels, len / LANES, int4::blocks(d) * int4::BLOCK_BYTES, bytes),
                 // Read with the values.
                 Keys::Latent | Keys::Parts(_) => true,
+                Keys::E4m3 { panels, .. } => read_rows(panels, len / LANES, LANES * d, bytes),
                 Keys::Pairs(panels) => read_rows(panels, len / LANES, d.div_ceil(2) * LANES, bytes),
             };
             keys & match kv.values(at, len, values) {
@@ -95,6 +96,9 @@ fn read_blocks<S: Simd>(s: S, kv: &KeyValues<'_>) -> bool {
                 }
                 BlockValues::Int4 { values, .. } => {
                     values.panels().all(|(columns, fours)| read_rows(fours, len.div_ceil(QUAD), columns.len(), bytes))
+                }
+                BlockValues::E4m3 { values, .. } => {
+                    values.panels().all(|(columns, rows)| read_rows(rows, len, columns.len(), bytes))
                 }
                 BlockValues::Pairs(values) => {
                     values.panels().all(|(columns, pairs)| read_rows(pairs, len.div_ceil(2), columns.len(), bytes))

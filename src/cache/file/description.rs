@@ -32,6 +32,11 @@ pub(crate) struct Description {
     key_basis: StoredBasis,
     #[serde(default, skip_serializing_if = "StoredBasis::is_channels")]
     value_basis: StoredBasis,
+    /// Scales of the heads of keys, and of values, where they have such.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    key_scales: Vec<f32>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    value_scales: Vec<f32>,
     /// Number of first tokens that are exact.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) exact_first: usize,
@@ -61,11 +66,20 @@ pub(crate) enum ElementFormat {
     Int4,
     #[serde(rename = "int4 with centres")]
     Int4Centred,
+    #[serde(rename = "e4m3 per token")]
+    E4m3PerToken,
+    #[serde(rename = "e4m3 per head")]
+    E4m3PerHead,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &usize) -> bool {
     *number == 0
+}
+
+/// Returns the scales of heads, if there are any.
+fn head_scales(format: CacheFormat<'_>) -> Vec<f32> {
+    if let CacheFormat::E4m3PerHead(scales) = format { scales.to_vec() } else { Vec::new() }
 }
 
 /// Basis of keys or values, in words.
@@ -110,6 +124,8 @@ impl ElementFormat {
             CacheFormat::Int8PerChannel(_) => Self::Int8PerChannel,
             CacheFormat::Int4(Int4::Symmetric) => Self::Int4,
             CacheFormat::Int4(Int4::Centred) => Self::Int4Centred,
+            CacheFormat::E4m3PerToken => Self::E4m3PerToken,
+            CacheFormat::E4m3PerHead(_) => Self::E4m3PerHead,
             _ => return None,
         })
     }
@@ -124,6 +140,8 @@ impl ElementFormat {
             Self::Int8PerChannel => CacheFormat::Int8PerChannel(scales),
             Self::Int4 => CacheFormat::Int4(Int4::Symmetric),
             Self::Int4Centred => CacheFormat::Int4(Int4::Centred),
+            Self::E4m3PerToken => CacheFormat::E4m3PerToken,
+            Self::E4m3PerHead => CacheFormat::E4m3PerHead(scales),
         }
     }
 }
@@ -185,6 +203,8 @@ impl Description {
             values: values.map_or(Some(None), |values| ElementFormat::of(values).map(Some))?,
             key_basis: StoredBasis::of(format.key_basis),
             value_basis: StoredBasis::of(format.value_basis),
+            key_scales: head_scales(format.keys),
+            value_scales: head_scales(format.values),
             exact_first: format.exact_first,
             latent: false,
             window: None,
@@ -202,14 +222,16 @@ impl Description {
     }
 
     /// Returns the format of the cache, with these scales if channels of keys have any.
-    pub(crate) fn format<'s>(&self, scales: &'s [f32]) -> KvFormat<'s> {
-        let [keys, values] = self.formats().map(|format| format.format(scales));
+    pub(crate) fn format<'s>(&'s self, channels: &'s [f32]) -> KvFormat<'s> {
+        let [keys, values] = self.formats();
+        let of = |format: ElementFormat, heads| format.format(if self.has_channel_scales() { channels } else { heads });
+        let (keys, values) = (of(keys, &self.key_scales), values.format(&self.value_scales));
         let format = KvFormat::new(keys, values).exact_first(self.exact_first);
         format.key_basis(self.key_basis.basis()).value_basis(self.value_basis.basis())
     }
 
     /// Returns the form of the keys and of the values, and the number of exact tokens, in words.
-    pub(crate) fn parts(&self) -> [(&'static str, String); 3] {
+    pub(crate) fn parts(&self) -> [(&'static str, String); 4] {
         let [keys, values] = self.formats();
         let form = |format, basis| match basis {
             StoredBasis::Channels => format!("{format:?}"),
@@ -219,6 +241,7 @@ impl Description {
             ("keys", form(keys, self.key_basis)),
             ("values", form(values, self.value_basis)),
             ("exact first tokens", self.exact_first.to_string()),
+            ("scales of heads", format!("{:?} and {:?}", self.key_scales, self.value_scales)),
         ]
     }
 

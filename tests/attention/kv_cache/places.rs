@@ -32,6 +32,8 @@ fn getters_say_what_the_cache_was_made_of() {
                 "int4 with centres" => assert_eq!(format, CacheFormat::Int4(Int4::Centred)),
                 "int8 with 5 exact tokens" => assert_eq!(format.exact_first, 5),
                 "int4 in the Hadamard basis with 16 exact tokens" => assert_eq!(format.exact_first, 16),
+                "e4m3" => assert_eq!(format, CacheFormat::E4m3PerToken),
+                "int8 and e4m3 per head" => assert_eq!(format.values, CacheFormat::E4m3PerHead(&[0.02; 3])),
                 "bf16 and int8" => {
                     let bf16 = CacheFormat::Elements(Dtype::Bf16);
                     assert_eq!(format, KvFormat::new(bf16, CacheFormat::Int8PerToken));

@@ -107,7 +107,11 @@ fn all_or_nothing() {
         if values == CacheFormat::Int8PerToken {
             v.set([0, 1, 8, 19], f32::NAN);
         }
-        let takes_all = matches!(values, CacheFormat::Elements(Dtype::F32 | Dtype::Bf16));
+        if values == CacheFormat::E4m3PerToken {
+            v.set([0, 1, 8, 19], f32::INFINITY);
+        }
+        let of_any_size = CacheFormat::E4m3PerHead(&[0.02; 2]);
+        let takes_all = matches!(values, CacheFormat::Elements(Dtype::F32 | Dtype::Bf16)) || values == of_any_size;
         let result = cache.append_ragged(&[1, 0], &[0, 4, 9], k.view(), v.view());
         if takes_all {
             result.unwrap();

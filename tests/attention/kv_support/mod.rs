@@ -147,7 +147,7 @@ pub fn same_oracle(what: &str, got: &sdpa::naive::Answer<f64>, expected: &sdpa::
 }
 
 /// An empty cache in every format, and some with a format each for keys and values or in another basis.
-pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 10] {
+pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 12] {
     let dtype = |dtype| empty.clone().dtype(dtype).expect("an empty cache");
     let int8 = |scales| empty.clone().int8(scales).expect("an empty cache");
     let int4 = |numbers| empty.clone().int4(numbers).expect("an empty cache");
@@ -163,6 +163,11 @@ pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 10] {
         ("int8 per channel", int8(KeyScales::PerChannel(channels))),
         ("int4", int4(Int4::Symmetric)),
         ("int4 with centres", int4(Int4::Centred)),
+        ("e4m3", apart(CacheFormat::E4m3PerToken.into())),
+        (
+            "int8 and e4m3 per head",
+            apart(KvFormat::new(CacheFormat::Int8PerToken, CacheFormat::E4m3PerHead(&[0.02; 8][..kv_heads]))),
+        ),
         ("bf16 and int8", apart(KvFormat::new(bf16, CacheFormat::Int8PerToken))),
         ("int8 and int4", apart(KvFormat::new(CacheFormat::Int8PerToken, CacheFormat::Int4(Int4::Centred)))),
         (

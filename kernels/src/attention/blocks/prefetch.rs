@@ -155,6 +155,7 @@ fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut
         // Scales are not prefetched: they are a thirtieth of the memory, or of int4 an eighth.
         Keys::Int8 { panels, .. } => push_panels(prefetch, panels, len, int8::panel_bytes(d)),
         Keys::Int4 { panels, .. } => push_panels(prefetch, panels, len, int4::blocks(d) * int4::BLOCK_BYTES),
+        Keys::E4m3 { panels, .. } => push_panels(prefetch, panels, len, LANES * d),
         // With the values.
         Keys::Latent | Keys::Parts(_) => {}
     }
@@ -171,6 +172,11 @@ fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut
             // SAFETY: the block has at least one row.
             let first = unsafe { panels.first.at(0) }.cast();
             push_value_panels(prefetch, panels.layout, first, size_of::<Bf16x2>(), len.div_ceil(2));
+        }
+        BlockValues::E4m3 { values, .. } => {
+            // SAFETY: the block has at least one row.
+            let first = unsafe { values.first.at(0) }.cast();
+            push_value_panels(prefetch, values.layout, first, 1, len);
         }
         BlockValues::Int8 { values, .. } => push_fours(prefetch, values.layout, values.first, len),
         BlockValues::Int4 { values, .. } => push_fours(prefetch, values.layout, values.first, len),
@@ -221,7 +227,7 @@ fn as_floats(pairs: Rows<Bf16x2>) -> AnyRows {
 }
 
 /// Adds the panels of `len` keys, at least one, of `bytes` each.
-fn push_panels(prefetch: &mut PrefetchQueue, panels: Rows<i8>, len: usize, bytes: usize) {
+fn push_panels<T>(prefetch: &mut PrefetchQueue, panels: Rows<T>, len: usize, bytes: usize) {
     // SAFETY: there is a panel.
     let first = unsafe { panels.at(0) };
     prefetch.push(first.cast(), 0, 1, len.div_ceil(LANES) * bytes);

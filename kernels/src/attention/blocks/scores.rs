@@ -19,6 +19,7 @@ use crate::attention::steps::dropout;
 use crate::attention::steps::mask_passes;
 use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
 use crate::attention::steps::span::{MAX_SPAN_ROWS, RowKeys, Span, Spans, union};
+use crate::kv::key_block::Keys;
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::simd::{LANES, Simd, quiet};
 use crate::tensor::any::{Tensor, Typed};
@@ -52,6 +53,10 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         });
         let bias = bias.as_ref().map(|rows| by_type!(Typed => Typed, rows, |rows| &rows[..]));
         by_arithmetic!(self.task.products.keys, |A| self.compute_qk::<A>(row_block.clone(), bias));
+        if let Keys::E4m3 { scales, .. } = self.keys {
+            // SAFETY: the scales are the block's.
+            score_passes::scale_columns(self.task.s, self.scores(rows), unsafe { &*scales });
+        }
         self.exact_scores(row_block.clone());
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {

@@ -8,9 +8,10 @@ use crate::attention::products::pv::{self, ValueSums};
 use crate::attention::products::qk;
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::products::{pv_many, qk_many};
-use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
+use crate::matmul::e4m3;
 use crate::matmul::operands::{Floats, PairElement, ValuePair};
 use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
@@ -47,7 +48,7 @@ impl Multiply for Floats {
         match *keys {
             // Many rows read panels of floats, side by side.
             Keys::Packed(Typed::F32(panels)) => rows <= MEMORY_BOUND_ROWS || !panels.are_scattered(),
-            Keys::Packed(_) | Keys::Pairs(_) => rows <= MEMORY_BOUND_ROWS,
+            Keys::Packed(_) | Keys::Pairs(_) | Keys::E4m3 { .. } => rows <= MEMORY_BOUND_ROWS,
             _ => false,
         }
     }
@@ -74,6 +75,10 @@ impl Multiply for Floats {
                         let n = keys.len().div_ceil(LANES) * LANES * head_dim;
                         bf16_pairs::widen_panels(s, panels.rows_from(keys.start / LANES), head_dim, &mut out[..n]);
                     }
+                    Keys::E4m3 { panels, .. } => {
+                        let (panels, n) = (panels.rows_from(keys.start / LANES), keys.len().div_ceil(LANES));
+                        e4m3::widen_rows(s, panels, [n, head_dim * LANES], out);
+                    }
                     Keys::Rows(rows) => {
                         pack::pack_keys(s, rows.rows_from(keys.start), [keys.len(), all], head_dim, out);
                     }
@@ -93,12 +98,19 @@ impl Multiply for Floats {
                 }
                 Keys::Packed(panels) => by_type!(Typed, panels, |panels| qk::scores(s, run, queries, panels, later)),
                 Keys::Pairs(panels) => qk::scores(s, run, queries, panels.elements::<PairElement>(2), later),
+                Keys::E4m3 { panels, .. } => qk::scores(s, run, queries, panels, later),
                 _ => unreachable!("keys are packed"),
             }
         }
     }
 
-    unsafe fn prepare_weights<S: Simd>(_: S, _: ScoreBlock<'_>, _: BlockValues, _: Arithmetic) {}
+    /// Multiplies weights by the scales of their values, if these have such.
+    unsafe fn prepare_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, values: BlockValues, _: Arithmetic) {
+        if let BlockValues::E4m3 { scales, .. } = values {
+            // SAFETY: the caller guarantees the scales.
+            score_passes::scale_columns(s, row_block, unsafe { &*scales });
+        }
+    }
 
     fn reads_values(columns: &Columns, rows: usize) -> bool {
         // Larger row blocks share one copy, as floats that lie evenly and near.
@@ -118,6 +130,11 @@ impl Multiply for Floats {
                         bf16_pairs::widen_values(s, pairs, width, out);
                         nonfinite.treat(out);
                     }
+                    ColumnValues::E4m3(rows) => {
+                        let out = &mut out[..n * width];
+                        e4m3::widen_rows(s, rows, [n, width], out);
+                        nonfinite.treat(out);
+                    }
                     values => pack::pack_rows(s, values.elements(), [n, cols], nonfinite, out),
                 }
             }
@@ -133,6 +150,7 @@ impl Multiply for Floats {
                 // Few rows: more have them side by side, as floats.
                 ColumnValues::Elements(rows) => by_type!(Typed, rows, |rows| pv::values(s, sums, rows)),
                 ColumnValues::Pairs(pairs) => pv::values(s, sums, pairs.cast::<ValuePair>()),
+                ColumnValues::E4m3(rows) => pv::values(s, sums, rows),
                 ColumnValues::Parts(_) | ColumnValues::Int8(_) | ColumnValues::Int4 { .. } => {
                     unreachable!("values of another arithmetic")
                 }

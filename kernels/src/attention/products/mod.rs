@@ -89,6 +89,7 @@ impl Products {
             (Some(Dtype::Bf16), _) if call.precision == Precision::Native => native(s).unwrap_or(Arithmetic::Floats),
             (Some(_), _) if call.precision == Precision::Accurate && s.has_matrix_unit() => Arithmetic::PartTiles,
             (Some(_), _) => Arithmetic::Floats,
+            (None, Some(CacheFormat::E4m3PerToken | CacheFormat::E4m3PerHead(_))) => Arithmetic::Floats,
             (None, Some(CacheFormat::Int4(_))) => Arithmetic::Int4,
             (None, _) if s.has_matrix_unit() && int8_tiles::takes(call.kv.dims()[0]) => Arithmetic::Int8Tiles,
             (None, _) => Arithmetic::Int8,

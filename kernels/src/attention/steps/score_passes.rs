@@ -167,6 +167,28 @@ fn tanh_small<S: Simd>(s: S, x: S::V) -> S::V {
     s.fma(s.mul(p, z), x, x)
 }
 
+/// Multiplies the scores, or weights, of each key by its scale.
+pub(crate) fn scale_columns<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, scales: &[f32]) {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= scales.len()));
+            row_block.for_each_row(
+                #[inline(always)]
+                |_, panels, scores| {
+                    for panel in panels {
+                        // SAFETY: panels lie inside the row, and inside `scales`, as asserted.
+                        unsafe {
+                            let at = scores.add(panel * LANES);
+                            s.store(at, s.mul(s.load(at), s.load(scales.as_ptr().add(panel * LANES))));
+                        }
+                    }
+                },
+            );
+        },
+    )
+}
+
 /// Replaces each score by `c·tanh(score / c)`, and writes `derivatives`, `[row][SCORE_STRIDE]`, if they are wanted.
 ///
 /// The derivative at x = score / c is 1 − tanh² x. Where tanh is near 1 that cancels, but 4u / (1 + u)² with u = exp(−2|x|) does

@@ -39,7 +39,7 @@ impl Sizes {
     /// Returns the number of floats of an exact key, and of an exact value; 0 for what is stored as floats.
     fn exact_widths(self) -> [usize; 2] {
         [(self.keys, self.head_dim), (self.values, self.value_dim)].map(|(format, dim)| match format {
-            Format::Elements(_) => 0,
+            Format::Elements(_) | Format::E4m3 => 0,
             _ => dim.next_multiple_of(LANES),
         })
     }

@@ -19,6 +19,8 @@ pub(super) enum Format {
     Int8,
     /// Int8 keys whose channels have scales.
     Int8Channels,
+    /// E4M3: each row has a scale.
+    E4m3,
     /// Int4: rows have numbers for each block of elements.
     Int4(Int4),
 }
@@ -33,7 +35,7 @@ impl Format {
     pub(super) fn numbers(self, dim: usize) -> [usize; 2] {
         match self {
             Self::Elements(_) | Self::Int8Channels => [0, size_of::<f32>()],
-            Self::Int8 => [1, size_of::<f32>()],
+            Self::Int8 | Self::E4m3 => [1, size_of::<f32>()],
             Self::Int4(kind) => [int4::blocks(dim) * kind.numbers(), size_of::<F16>()],
         }
     }
@@ -43,7 +45,7 @@ impl Format {
     fn packed_group(self) -> usize {
         match self {
             Self::Elements(Dtype::Bf16) => 2,
-            Self::Elements(_) => 1,
+            Self::Elements(_) | Self::E4m3 => 1,
             Self::Int8 | Self::Int8Channels | Self::Int4(_) => int8::QUAD,
         }
     }
@@ -125,7 +127,9 @@ impl Sizes {
         };
         let int4 = |dim: usize| rows(int4::blocks(dim) * (int4::BLOCK / 2), 1);
         let keys = match self.keys {
-            Format::Elements(dtype) => rows(self.head_dim.next_multiple_of(self.key_group()), dtype.bytes())?,
+            format @ (Format::Elements(_) | Format::E4m3) => {
+                rows(self.head_dim.next_multiple_of(self.key_group()), format.element_bytes())?
+            }
             Format::Int8 | Format::Int8Channels => (self.rows / LANES).checked_mul(int8::panel_bytes(self.head_dim))?,
             Format::Int4(_) => int4(self.head_dim)?,
         };

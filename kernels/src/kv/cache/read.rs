@@ -9,6 +9,7 @@ use crate::kv::block_table::Stretch;
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::ValuePanels;
+use crate::matmul::e4m3::E4m3;
 use crate::matmul::hadamard::Basis;
 use crate::matmul::int4;
 use crate::simd::LANES;
@@ -196,6 +197,10 @@ impl Sizes {
                 panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
                 scales: (format == Format::Int8).then(|| part(block, at.key_scales) as *const _),
             },
+            Format::E4m3 => Keys::E4m3 {
+                panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
+                scales: part(block, at.key_scales),
+            },
             Format::Int4(kind) => Keys::Int4 {
                 panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
                 kind,
@@ -215,6 +220,10 @@ impl Sizes {
                 ValuePanels::together(part::<T>(block, at.values).as_ptr(), layout)
             })),
             Format::Int8 | Format::Int8Channels => BlockValues::Int8 {
+                values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
+                scales: part(block, at.value_scales),
+            },
+            Format::E4m3 => BlockValues::E4m3 {
                 values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
                 scales: part(block, at.value_scales),
             },
@@ -246,6 +255,10 @@ impl Sizes {
                 };
                 f32::from(part::<i8>(block, at.keys.clone())[self.key(row, d)]) * scale
             }
+            Format::E4m3 => {
+                let code = part::<E4m3>(block, at.keys.clone())[self.key(row, d)];
+                code.widen() * part::<f32>(block, at.key_scales.clone())[row]
+            }
             Format::Int4(kind) => {
                 let numbers = part(block, at.key_scales.clone());
                 self.int4_key(kind, [row, d]).read(kind, part(block, at.keys.clone()), numbers)
@@ -260,6 +273,10 @@ impl Sizes {
             Format::Int8 | Format::Int8Channels => {
                 let byte = part::<i8>(block, at.values.clone())[self.value(row, d)];
                 f32::from(byte) * part::<f32>(block, at.value_scales.clone())[row]
+            }
+            Format::E4m3 => {
+                let code = part::<E4m3>(block, at.values.clone())[self.value(row, d)];
+                code.widen() * part::<f32>(block, at.value_scales.clone())[row]
             }
             Format::Int4(kind) => {
                 let place = self.int4_value(kind, [row, d]);

@@ -70,6 +70,10 @@ impl<'a, F: Fn(usize) -> (&'a [f32], usize)> Scattered<F> {
                 let scales = (format == Format::Int8).then(|| self.scales(&at.key_scales, stretches, table));
                 Keys::Int8 { panels, scales }
             }
+            Format::E4m3 => {
+                let panels = self.panels(&at, stretches.clone(), table);
+                Keys::E4m3 { panels, scales: self.scales(&at.key_scales, stretches, table) }
+            }
             Format::Int4(kind) => {
                 let panels = self.panels(&at, stretches.clone(), table);
                 let numbers = self.numbers(&at.key_scales, self.sizes.panel_numbers(kind), stretches, table);
@@ -94,6 +98,10 @@ impl<'a, F: Fn(usize) -> (&'a [f32], usize)> Scattered<F> {
             Format::Int8 | Format::Int8Channels => {
                 let values = self.value_panels(&at.values, stretches.clone(), table);
                 BlockValues::Int8 { values, scales: self.scales(&at.value_scales, stretches, table) }
+            }
+            Format::E4m3 => {
+                let values = self.value_panels(&at.values, stretches.clone(), table);
+                BlockValues::E4m3 { values, scales: self.scales(&at.value_scales, stretches, table) }
             }
             Format::Int4(kind) => {
                 let values = self.value_panels(&at.values, stretches.clone(), table);

@@ -2,6 +2,7 @@
 
 use super::exact::MAX_EXACT;
 use super::layout::{Format, KeyOrder, Sizes};
+use super::tokens::TokenPart;
 use crate::kv::value_panels::ValueOrder;
 use crate::matmul::hadamard::Basis;
 use crate::matmul::int4::Int4;
@@ -20,12 +21,16 @@ pub enum CacheFormat<'a> {
     /// Bytes, with these `[kv_heads × head_dim]` scales for the channels of the keys (`KeyScales::PerChannel`). Values
     /// cannot have it.
     Int8PerChannel(&'a [f32]),
+    /// Eight bits as OCP FP8 E4M3, with a scale for each row of a head.
+    E4m3PerToken,
+    /// Eight bits as OCP FP8 E4M3, with these `[kv_heads]` scales, one for each head (a layer's scale is that of all its heads).
+    E4m3PerHead(&'a [f32]),
     /// Four bits; each block of 32 elements has a scale, and optionally a centre (`KvCache::int4`).
     Int4(Int4),
 }
 
-impl CacheFormat<'_> {
-    /// Returns the type of the elements; `None` for int8 and int4.
+impl<'a> CacheFormat<'a> {
+    /// Returns the type of the elements; `None` for those of eight and four bits.
     pub(crate) fn dtype(self) -> Option<Dtype> {
         if let Self::Elements(dtype) = self { Some(dtype) } else { None }
     }
@@ -34,9 +39,19 @@ impl CacheFormat<'_> {
     pub(crate) fn bits(self) -> usize {
         match self {
             Self::Elements(dtype) => 8 * dtype.bytes(),
-            Self::Int8PerToken | Self::Int8PerChannel(_) => 8,
+            Self::Int8PerToken | Self::Int8PerChannel(_) | Self::E4m3PerToken | Self::E4m3PerHead(_) => 8,
             Self::Int4(_) => 4,
         }
+    }
+
+    /// Returns true if elements are integers.
+    pub fn is_integer(self) -> bool {
+        matches!(self, Self::Int8PerToken | Self::Int8PerChannel(_) | Self::Int4(_))
+    }
+
+    /// Returns the scales of its heads, if they have such.
+    fn head_scales(self) -> Option<&'a [f32]> {
+        if let Self::E4m3PerHead(scales) = self { Some(scales) } else { None }
     }
 
     /// Returns how rows of this format are stored.
@@ -45,6 +60,7 @@ impl CacheFormat<'_> {
             Self::Elements(dtype) => Format::Elements(dtype),
             Self::Int8PerToken => Format::Int8,
             Self::Int8PerChannel(_) => Format::Int8Channels,
+            Self::E4m3PerToken | Self::E4m3PerHead(_) => Format::E4m3,
             Self::Int4(kind) => Format::Int4(kind),
         }
     }
@@ -125,9 +141,19 @@ pub(super) struct Store {
 pub(super) struct Int8 {
     /// Scales of the keys' channels, `[kv_heads][head_dim]`, if keys have no scales.
     pub(super) channels: Option<Box<[f32]>>,
+    /// Scales of heads of keys, and of values, `[kv_heads]`, if they have such.
+    pub(super) heads: [Option<Box<[f32]>>; 2],
     /// Scratch of a row: widened, in whole vectors; then as bytes. Empty until it is reserved.
     pub(super) row: Vec<f32>,
     pub(super) bytes: Vec<i8>,
+}
+
+impl Int8 {
+    /// Returns the scale of a head of keys or of values, if it has one.
+    pub(super) fn head_scale(&self, part: TokenPart, head: usize) -> Option<f32> {
+        let heads = &self.heads[usize::from(!part.is_of_key())];
+        heads.as_ref().map(|scales| scales[head])
+    }
 }
 
 impl Store {
@@ -163,9 +189,11 @@ impl Store {
         let KvFormat { keys, values, key_basis, value_basis, exact_first: exact } = format;
         assert!(exact <= MAX_EXACT, "{exact} exact tokens");
         let Sizes { key_order, kv_heads, head_dim, .. } = self.sizes;
-        assert!(head_dim <= MAX_HEAD_DIM || keys.dtype().is_some(), "keys are too long for integers");
+        assert!(head_dim <= MAX_HEAD_DIM || !keys.is_integer(), "keys are too long for integers");
         for (format, basis) in [(keys, key_basis), (values, value_basis)] {
-            assert!(basis == Basis::Channels || format.dtype().is_none(), "floats in another basis");
+            assert!(basis == Basis::Channels || format.is_integer(), "floats in another basis");
+            let scales = format.head_scales();
+            assert!(scales.is_none_or(|scales| scales.len() == kv_heads), "a scale for each head");
         }
         let channels = match keys {
             CacheFormat::Int8PerChannel(scales) => Some(scales),
@@ -175,25 +203,30 @@ impl Store {
             channels.is_none_or(|scales| Some(scales.len()) == kv_heads.checked_mul(head_dim)),
             "scales of channels"
         );
+        let heads = [keys, values].map(|format| format.head_scales().map(Box::from));
         let [keys, values] = [keys, values].map(CacheFormat::stored);
         assert!(values != Format::Int8Channels, "a value has one scale");
         let plain = exact == 0 && [key_basis, value_basis] == [Basis::Channels; 2];
+        let plain = plain && keys != Format::E4m3;
         assert!(key_order != KeyOrder::Latent || keys == values && plain, "latent keys are the values");
-        let bytes = [keys, values].iter().any(|format| matches!(format, Format::Int8 | Format::Int8Channels));
-        let int8 = bytes.then(|| Int8 { channels: channels.map(Box::from), ..Int8::default() });
+        let bytes = |format| matches!(format, Format::Int8 | Format::Int8Channels | Format::E4m3);
+        let bytes = [keys, values].into_iter().any(bytes);
+        let int8 = bytes.then(|| Int8 { channels: channels.map(Box::from), heads, ..Int8::default() });
         Self { sizes: Sizes { keys, values, key_basis, value_basis, exact, ..self.sizes }, int8 }
     }
 
     /// Returns the format.
     pub(super) fn format(&self) -> KvFormat<'_> {
-        let format = |format: Format| match (format, self.channel_scales()) {
+        let heads = |n: usize| self.int8.as_ref().and_then(|int8| int8.heads[n].as_deref());
+        let format = |n: usize, format: Format| match (format, self.channel_scales()) {
+            (Format::E4m3, _) => heads(n).map_or(CacheFormat::E4m3PerToken, CacheFormat::E4m3PerHead),
             (Format::Elements(dtype), _) => CacheFormat::Elements(dtype),
             (Format::Int8Channels, Some(scales)) => CacheFormat::Int8PerChannel(scales),
             (Format::Int8 | Format::Int8Channels, _) => CacheFormat::Int8PerToken,
             (Format::Int4(kind), _) => CacheFormat::Int4(kind),
         };
         let Sizes { keys, values, key_basis, value_basis, exact, .. } = self.sizes;
-        KvFormat { keys: format(keys), values: format(values), key_basis, value_basis, exact_first: exact }
+        KvFormat { keys: format(0, keys), values: format(1, values), key_basis, value_basis, exact_first: exact }
     }
 
     /// Returns the scales of the keys' channels, `[kv_heads][head_dim]`, if they have any.

@@ -6,6 +6,7 @@ use super::layout::{Format, KeyOrder, Parts, Sizes, part_mut};
 use super::store::Int8;
 use super::tokens::TokenPart;
 use crate::matmul::bf16_pairs;
+use crate::matmul::e4m3::{self, E4m3};
 use crate::matmul::hadamard::{Basis, MAX_BLOCK};
 use crate::matmul::int4::{self, Int4, Place};
 use crate::matmul::int8;
@@ -61,7 +62,7 @@ impl NewRows<'_> {
                 head.write_keys(key, h, int8.as_deref_mut());
             }
             if let Some(value) = value {
-                head.write_values(value, int8.as_deref_mut());
+                head.write_values(value, h, int8.as_deref_mut());
             }
         }
     }
@@ -161,6 +162,7 @@ impl Head<'_> {
             Format::Elements(Dtype::Bf16) => self.write_key_pairs(key),
             Format::Elements(Dtype::F16) => self.place_keys::<F16>(key),
             Format::Int8 | Format::Int8Channels => self.write_key_bytes(key, head, int8.expect(SCRATCH)),
+            Format::E4m3 => self.write_e4m3(TokenPart::Key, key, int8.expect(SCRATCH).head_scale(TokenPart::Key, head)),
             Format::Int4(kind) => {
                 let at = |row, d| sizes.int4_key(kind, [first + row, d]);
                 self.place_int4(key, kind, self.parts.keys.clone(), self.parts.key_scales.clone(), at);
@@ -169,7 +171,7 @@ impl Head<'_> {
     }
 
     /// Writes values, or latent keys, in their format.
-    fn write_values(&mut self, value: Source, int8: Option<&mut Int8>) {
+    fn write_values(&mut self, value: Source, head: usize, int8: Option<&mut Int8>) {
         let (sizes, first) = (self.sizes, self.first);
         match sizes.values {
             Format::Elements(_) if sizes.value_group() > 1 => self.write_value_pairs(value),
@@ -177,6 +179,9 @@ impl Head<'_> {
             Format::Elements(Dtype::Bf16) => self.write_value_rows::<Bf16>(value),
             Format::Elements(Dtype::F16) => self.write_value_rows::<F16>(value),
             Format::Int8 | Format::Int8Channels => self.write_value_bytes(value, int8.expect(SCRATCH)),
+            Format::E4m3 => {
+                self.write_e4m3(TokenPart::Value, value, int8.expect(SCRATCH).head_scale(TokenPart::Value, head));
+            }
             Format::Int4(kind) => {
                 let at = |row, c| sizes.int4_value(kind, [first + row, c]);
                 self.place_int4(value, kind, self.parts.values.clone(), self.parts.value_scales.clone(), at);
@@ -279,7 +284,7 @@ impl Head<'_> {
     /// Writes keys of head `head` as bytes, and their scales.
     fn write_key_bytes(&mut self, key: Source, head: usize, int8: &mut Int8) {
         let Self { parts: Parts { keys, key_scales, .. }, isa, first, n, block, .. } = self;
-        let Int8 { channels, row: floats, bytes } = int8;
+        let Int8 { channels, row: floats, bytes, .. } = int8;
         let bytes = &mut bytes[..key.dim];
         let channels = channels.as_deref().map(|scales| &scales[head * key.dim..][..key.dim]);
         for (row, place) in (0..*n).zip(*first..) {
@@ -313,6 +318,33 @@ impl Head<'_> {
                 }
             }
         }
+    }
+
+    /// Writes keys or values as E4M3, and their scales: that of the head, if it has one.
+    fn write_e4m3(&mut self, part: TokenPart, rows: Source, scale: Option<f32>) {
+        let Self { sizes, parts, isa, first, n, block } = self;
+        let (numbers, scales) = match part {
+            TokenPart::Key => (parts.keys.clone(), parts.key_scales.clone()),
+            _ => (parts.values.clone(), parts.value_scales.clone()),
+        };
+        if let Some(scale) = scale {
+            part_mut::<f32>(block, scales.clone())[*first..*first + *n].fill(scale);
+        } else {
+            let own = &mut part_mut::<f32>(block, scales.clone())[*first..*first + *n];
+            own.fill(f32::MIN_POSITIVE);
+            rows.for_each_part(*isa, |row, _, floats| {
+                own[row] = floats.iter().fold(own[row], |most, x| most.max(x.abs() / e4m3::LARGEST));
+            });
+        }
+        rows.for_each_part(*isa, |row, d, floats| {
+            let place = *first + row;
+            let scale = part_mut::<f32>(block, scales.clone())[place];
+            let codes = part_mut::<E4m3>(block, numbers.clone());
+            for (i, x) in floats.iter().enumerate() {
+                let at = if part == TokenPart::Key { sizes.key(place, d + i) } else { sizes.value(place, d + i) };
+                codes[at] = E4m3::narrow(x / scale);
+            }
+        });
     }
 
     /// Writes rows as half bytes, each element where `at` says, among the bytes of the head's elements, and the numbers of

@@ -1,0 +1,141 @@
+//! Numbers of eight bits: sign, four bits of exponent (bias 7), three of fraction; no infinities, one NaN (OCP 8-bit floating point
+//! specification 1.0, E4M3).
+
+use crate::simd::aligned::Plain;
+use crate::simd::vector::Vector;
+use crate::simd::{LANES, Simd};
+use crate::tensor::element::{Element, F16, Load};
+use crate::tensor::rows::Rows;
+
+/// Code of a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct E4m3(pub(crate) u8);
+
+/// Largest number.
+pub(crate) const LARGEST: f32 = 448.0;
+/// What an `f16` of the same exponent and fraction is multiplied by: biases are 15 and 7.
+const FROM_HALF: f32 = 256.0;
+
+impl E4m3 {
+    /// Returns the bits of the `f16` that is a 256th of the number, also where that is subnormal, and NaN.
+    #[inline(always)]
+    const fn half_bits(self) -> u16 {
+        let (sign, rest) = ((self.0 as u16 & 0x80) << 8, self.0 as u16 & 0x7f);
+        sign | if rest == 0x7f { 0x7e00 } else { rest << 7 }
+    }
+
+    /// Returns the number.
+    pub(crate) fn widen(self) -> f32 {
+        F16(self.half_bits()).widen() * FROM_HALF
+    }
+
+    /// Returns the nearest number, of two the even one. The largest stands for all that are larger, and NaN for NaN.
+    pub(crate) fn narrow(x: f32) -> Self {
+        let (sign, size) = ((x.to_bits() >> 24) as u8 & 0x80, x.abs());
+        let code = if size.is_nan() {
+            0x7f
+        } else if size >= LARGEST {
+            0x7e
+        } else if size < 0.015625 {
+            // Multiples of 2⁻⁹; eight of them are the smallest number with an exponent.
+            (size * 512.0).round_ties_even() as u8
+        } else {
+            let bits = size.to_bits();
+            (((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)) as u8
+        };
+        Self(sign | code)
+    }
+}
+
+// SAFETY: a byte of any bits.
+unsafe impl Plain for E4m3 {}
+
+// SAFETY: an element for each lane is read.
+unsafe impl Load for E4m3 {
+    #[inline(always)]
+    unsafe fn load<W: Vector>(w: W, p: *const Self) -> W::V {
+        let mut halves = [0; LANES];
+        for (i, half) in halves[..W::LANES].iter_mut().enumerate() {
+            // SAFETY: the caller guarantees an element for each lane.
+            *half = unsafe { *p.add(i) }.half_bits();
+        }
+        // SAFETY: the array has sixteen elements.
+        w.mul(unsafe { w.load_f16(halves.as_ptr()) }, w.splat(FROM_HALF))
+    }
+}
+
+/// Returns the number of a code, exactly.
+pub fn e4m3(code: u8) -> f32 {
+    E4m3(code).widen()
+}
+
+/// Widens `n` rows of `cols` numbers, whole vectors, to floats, one row after the other.
+///
+/// # Safety
+/// The rows are readable.
+pub(crate) unsafe fn widen_rows<S: Simd>(s: S, rows: Rows<E4m3>, [n, cols]: [usize; 2], out: &mut [f32]) {
+    assert!(cols.is_multiple_of(LANES) && out.len() >= n * cols, "{n} rows of {cols} columns");
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            for (j, out) in out[..n * cols].chunks_exact_mut(cols).enumerate() {
+                for (i, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                    // SAFETY: the caller guarantees the row; the array has sixteen lanes.
+                    unsafe { s.store(out.as_mut_ptr(), E4m3::load(s, rows.at(j).add(i * LANES))) }
+                }
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::isa::Isa;
+
+    /// Number that a code stands for, by its definition.
+    fn number(code: u8) -> f32 {
+        let (exponent, fraction) = (i32::from(code >> 3 & 15), f32::from(code & 7) / 8.0);
+        let size = match (exponent, code & 7) {
+            (15, 7) => f32::NAN,
+            (0, _) => fraction * 2f32.powi(-6),
+            _ => (1.0 + fraction) * 2f32.powi(exponent - 7),
+        };
+        if code < 128 { size } else { -size }
+    }
+
+    #[test]
+    fn every_code_is_its_number_and_comes_back() {
+        let codes: Vec<E4m3> = (0..=255).map(E4m3).collect();
+        for isa in Isa::available() {
+            let mut wide = [0.0; 256];
+            let rows = Rows::strided(codes.as_ptr(), 32, 1);
+            // SAFETY: eight rows of 32 codes.
+            dispatch!(isa, |s| unsafe { widen_rows(s, rows, [8, 32], &mut wide) });
+            for (code, wide) in codes.iter().zip(wide) {
+                let (expected, one) = (number(code.0), code.widen());
+                assert!(wide.to_bits() == one.to_bits(), "{isa}, {code:?}: {wide}, not {one}");
+                assert!(wide == expected || wide.is_nan() && expected.is_nan(), "{isa}, {code:?}: {wide}");
+                assert_eq!(E4m3::narrow(wide), if wide.is_nan() { E4m3(code.0 & 0x80 | 0x7f) } else { *code });
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_become_the_nearest_code() {
+        let mut all: Vec<f32> = (0..0x7f).map(number).collect();
+        all.push(480.0);
+        for pair in all.windows(2).enumerate() {
+            let (code, &[low, high]) = (pair.0 as u8, pair.1) else { unreachable!("pairs") };
+            let middle = (low + high) / 2.0;
+            let even = if code % 2 == 0 { code } else { code + 1 };
+            let beside = |x: f32, by: i32| f32::from_bits(x.to_bits().wrapping_add_signed(by));
+            let most = |code: u8| code.min(0x7e);
+            assert_eq!(E4m3::narrow(middle), E4m3(most(even)), "{middle}");
+            assert_eq!(E4m3::narrow(beside(middle, -1)), E4m3(code), "below {middle}");
+            assert_eq!(E4m3::narrow(-beside(middle, 1)), E4m3(0x80 | most(code + 1)), "above {middle}");
+        }
+        assert_eq!([f32::INFINITY, 1e30, -500.0].map(|x| E4m3::narrow(x).0), [0x7e, 0x7e, 0xfe]);
+    }
+}

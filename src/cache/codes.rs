@@ -1,0 +1,99 @@
+//! Caches of other engines, in numbers of eight bits (OCP FP8 E4M3).
+
+use crate::cache::{KvCache, check_tokens};
+use crate::error::{Error, same};
+use sdpa_kernels::{CacheFormat, View, e4m3};
+
+/// Numbers of a token of [`widen_latent_e4m3`], of those that a scale is for, and of those that are bfloat16.
+const CODES: usize = 512;
+const GROUP: usize = 128;
+const ROTARY: usize = 64;
+/// Bytes of such a token: codes, scales, bfloat16.
+const TOKEN: usize = CODES + CODES / GROUP * size_of::<f32>() + ROTARY * size_of::<u16>();
+
+impl KvCache {
+    /// Appends tokens whose keys `[1, kv_heads, n, head_dim]` and values `[1, kv_heads, n, value_dim]` are E4M3 codes with the scales
+    /// of this cache, [`CacheFormat::E4m3PerHead`], as vLLM stores them (`fp8_e4m3`, with a layer's `k_scale` and `v_scale`). They are
+    /// stored as they are, NaN as NaN. Takes memory for the widened tokens meanwhile.
+    ///
+    /// Scores are sums of products with the codes, times the scale of the key: with scales of 1, the bits of a cache of the widened
+    /// numbers ([`widen_e4m3`](crate::widen_e4m3)).
+    ///
+    /// ```
+    /// use sdpa::{CacheFormat, KvCache, KvFormat, KvShape, View};
+    /// let (k_scale, v_scale) = ([0.5; 2], [0.25; 2]); // of a layer, for two heads
+    /// let format = KvFormat::new(CacheFormat::E4m3PerHead(&k_scale), CacheFormat::E4m3PerHead(&v_scale));
+    /// let shape = KvShape { kv_heads: 2, head_dim: 4, value_dim: 4 };
+    /// let mut cache = KvCache::new(1, shape)?.with_format(format)?;
+    /// let codes = [0x38; 2 * 3 * 4]; // 1.0
+    /// let codes = View::bhld(&codes, [1, 2, 3, 4])?;
+    /// cache.append_codes(0, codes, codes)?;
+    /// # let none = View::<f32>::bhld(&[], [1, 0, 0, 4])?;
+    /// # let stored = sdpa::Inputs::cached(none, &cache).key_values()?;
+    /// # assert_eq!([stored.key([0, 1, 2, 3]), stored.value([0, 1, 2, 3])], [Some(0.5), Some(0.25)]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Needs`] unless keys and values have this format; otherwise as [`Self::append_to`].
+    pub fn append_codes(&mut self, sequence: usize, k: View<'_, u8>, v: View<'_, u8>) -> Result<(), Error> {
+        let format = self.format();
+        let (CacheFormat::E4m3PerHead(of_keys), CacheFormat::E4m3PerHead(of_values)) = (format.keys, format.values)
+        else {
+            return Err(Error::Needs { argument: "format", needs: "E4m3PerHead, for keys and values" });
+        };
+        let none = |x: View<'_, u8>| View::from_strides(&[0.0], 0, x.shape(), [0; 4]);
+        check_tokens(self.shape(), "the cache", none(k)?.into(), none(v)?.into())?;
+        let (keys, values) = (widened(k, of_keys)?, widened(v, of_values)?);
+        self.append_to(sequence, View::bhld(&keys, k.shape())?, View::bhld(&values, v.shape())?)
+    }
+}
+
+/// Widens codes, each times the scale of its head.
+fn widened(codes: View<'_, u8>, scales: &[f32]) -> Result<Vec<f32>, Error> {
+    let [batch, heads, rows, dim] = codes.shape();
+    let n = sdpa_kernels::floats(codes.shape()).ok_or(Error::TooLarge { what: "codes", sizes: codes.shape() })?;
+    let mut all = Vec::new();
+    all.try_reserve_exact(n).map_err(|_| Error::Memory { what: "codes", bytes: n * size_of::<f32>() })?;
+    for (b, h, l) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |l| (b, h, l)))) {
+        let code = |d| codes.get([b, h, l, d]).copied().unwrap_or(0);
+        all.extend((0..dim).map(|d| e4m3(code(d)) * scales[h]));
+    }
+    Ok(all)
+}
+
+/// Widens latent keys of 656 bytes each, as SGLang and FlashMLA store them for DeepSeek's models, to rows of 576: 512 E4M3 codes, four
+/// `f32` scales of 128 codes each, and 64 bfloat16 with the position, all little-endian. The rows are tokens of a latent cache
+/// ([`KvCache::latent`]), of any of its formats.
+///
+/// ```
+/// use sdpa::{KvCache, KvShape, View, widen_latent_e4m3};
+/// let tokens = vec![0x38; 2 * 656]; // two tokens of some pool
+/// let mut rows = vec![0.0; 2 * 576];
+/// widen_latent_e4m3(&tokens, &mut rows)?;
+/// let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 576, value_dim: 512 })?.latent()?;
+/// let k = View::bhld(&rows, [1, 1, 2, 576])?;
+/// cache.append(k, k.columns(0..512).unwrap())?;
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Mismatch`] if there are not 656 bytes for each row of 576.
+pub fn widen_latent_e4m3(tokens: &[u8], rows: &mut [f32]) -> Result<(), Error> {
+    let row = CODES + ROTARY;
+    same("tokens", "length", tokens.len(), rows.len() / row * TOKEN, "the rows (656 bytes for 576 elements)")?;
+    same("rows", "length", rows.len(), tokens.len() / TOKEN * row, "the tokens (576 elements for 656 bytes)")?;
+    for (token, row) in tokens.chunks_exact(TOKEN).zip(rows.chunks_exact_mut(row)) {
+        let (codes, rest) = token.split_at(CODES);
+        let (scales, rotary) = rest.split_at(CODES / GROUP * size_of::<f32>());
+        let (latent, end) = row.split_at_mut(CODES);
+        let scales = scales.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+        for ((codes, out), scale) in codes.chunks_exact(GROUP).zip(latent.chunks_exact_mut(GROUP)).zip(scales) {
+            out.iter_mut().zip(codes).for_each(|(x, &code)| *x = e4m3(code) * scale);
+        }
+        for (x, &bytes) in end.iter_mut().zip(rotary.as_chunks().0) {
+            *x = sdpa_kernels::Bf16(u16::from_le_bytes(bytes)).to_f32();
+        }
+    }
+    Ok(())
+}
