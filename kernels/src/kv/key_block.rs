@@ -91,7 +91,7 @@ pub(crate) enum ColumnValues {
     Int8(Rows<ValueQuad>),
     /// Int4 values, in panels of a block of columns, and the numbers of those blocks.
     Int4 { panels: ValuePanels<NibbleQuad<Lower>>, numbers: Int4Numbers },
-    /// Rows of E4M3 values, without their scales.
+    /// Rows of E4M3 values, without their scales and factor.
     E4m3(Rows<E4m3>),
 }
 

@@ -1,6 +1,7 @@
 //! Numbers of eight bits: sign, four bits of exponent (bias 7), three of fraction; no infinities, one NaN (OCP 8-bit floating point
 //! specification 1.0, E4M3).
 
+use crate::matmul::pack::NonFinite;
 use crate::simd::aligned::Plain;
 use crate::simd::vector::Vector;
 use crate::simd::{LANES, Simd};
@@ -8,49 +9,51 @@ use crate::tensor::element::{Element, F16, Load};
 use crate::tensor::rows::Rows;
 
 /// Code of a number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(transparent)]
 pub(crate) struct E4m3(pub(crate) u8);
 
 /// Largest number.
 pub(crate) const LARGEST: f32 = 448.0;
-/// What an `f16` of the same exponent and fraction is multiplied by: biases are 15 and 7.
-const FROM_HALF: f32 = 256.0;
+/// What an `f16` of the same exponent and fraction is multiplied by: biases are 15 and 7. Products take such `f16`, and the scales of rows
+/// this factor: a power of two, which changes no bit of a sum but where that is subnormal.
+pub(crate) const FROM_HALF: f32 = 256.0;
 
 impl E4m3 {
-    /// Returns the bits of the `f16` that is a 256th of the number, also where that is subnormal, and NaN.
+    /// Returns the bits of the `f16` that is a 256th of the number, also where that is subnormal. NaN becomes 480/256.
     #[inline(always)]
     const fn half_bits(self) -> u16 {
-        let (sign, rest) = ((self.0 as u16 & 0x80) << 8, self.0 as u16 & 0x7f);
-        sign | if rest == 0x7f { 0x7e00 } else { rest << 7 }
+        // The sign is extended to the bit that it has in the end.
+        ((self.0.cast_signed() as i16) << 7).cast_unsigned() & 0xbf80
+    }
+
+    pub(crate) const fn is_nan(self) -> bool {
+        self.0 & 0x7f == 0x7f
     }
 
     /// Returns the number.
     pub(crate) fn widen(self) -> f32 {
-        F16(self.half_bits()).widen() * FROM_HALF
+        if self.is_nan() { f32::NAN } else { F16(self.half_bits()).widen() * FROM_HALF }
     }
 
     /// Returns the nearest number, of two the even one. The largest stands for all that are larger, and NaN for NaN.
+    #[inline(always)]
     pub(crate) fn narrow(x: f32) -> Self {
-        let (sign, size) = ((x.to_bits() >> 24) as u8 & 0x80, x.abs());
-        let code = if size.is_nan() {
-            0x7f
-        } else if size >= LARGEST {
-            0x7e
-        } else if size < 0.015625 {
-            // Multiples of 2⁻⁹; eight of them are the smallest number with an exponent.
-            (size * 512.0).round_ties_even() as u8
-        } else {
-            let bits = size.to_bits();
-            (((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)) as u8
-        };
-        Self(sign | code)
+        let (sign, size) = (x.to_bits() >> 24 & 0x80, x.abs().min(LARGEST));
+        let bits = size.to_bits();
+        // Multiples of 2⁻⁹, by an addition that leaves no more bits; eight of them are the smallest number with an exponent.
+        let subnormal = (size + 16384.0).to_bits() & 0xf;
+        let normal = ((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20).wrapping_sub(120 << 3);
+        let code = if size < 0.015625 { subnormal } else { normal };
+        Self((sign | if x.is_nan() { 0x7f } else { code }) as u8)
     }
 }
 
 // SAFETY: a byte of any bits.
 unsafe impl Plain for E4m3 {}
 
+/// A 256th of the number, but not of NaN, which would double the time of a load: the scale of a row with NaN is
+/// [negative](row_scale).
 // SAFETY: an element for each lane is read.
 unsafe impl Load for E4m3 {
     #[inline(always)]
@@ -61,7 +64,7 @@ unsafe impl Load for E4m3 {
             *half = unsafe { *p.add(i) }.half_bits();
         }
         // SAFETY: the array has sixteen elements.
-        w.mul(unsafe { w.load_f16(halves.as_ptr()) }, w.splat(FROM_HALF))
+        unsafe { w.load_f16(halves.as_ptr()) }
     }
 }
 
@@ -70,11 +73,31 @@ pub fn e4m3(code: u8) -> f32 {
     E4m3(code).widen()
 }
 
-/// Widens `n` rows of `cols` numbers, whole vectors, to floats, one row after the other.
+/// Rounds numbers, each divided by a scale, to codes.
+pub(crate) fn quantise<S: Simd>(s: S, xs: &[f32], scale: f32, codes: &mut [E4m3]) {
+    s.vectorize(
+        #[inline(always)]
+        move || codes.iter_mut().zip(xs).for_each(|(code, x)| *code = E4m3::narrow(x / scale)),
+    );
+}
+
+/// Returns the scale that is stored for a row of these codes: negative if one is NaN.
+pub(crate) fn row_scale(scale: f32, codes: impl IntoIterator<Item = E4m3>) -> f32 {
+    if codes.into_iter().any(E4m3::is_nan) { -scale.abs() } else { scale }
+}
+
+/// Widens a 256th of `n` rows of `cols` numbers, whole vectors, to floats, one row after the other. With [`NonFinite::Handled`], NaN
+/// becomes zero.
 ///
 /// # Safety
 /// The rows are readable.
-pub(crate) unsafe fn widen_rows<S: Simd>(s: S, rows: Rows<E4m3>, [n, cols]: [usize; 2], out: &mut [f32]) {
+pub(crate) unsafe fn widen_rows<S: Simd>(
+    s: S,
+    rows: Rows<E4m3>,
+    [n, cols]: [usize; 2],
+    nonfinite: NonFinite,
+    out: &mut [f32],
+) {
     assert!(cols.is_multiple_of(LANES) && out.len() >= n * cols, "{n} rows of {cols} columns");
     s.vectorize(
         #[inline(always)]
@@ -83,6 +106,10 @@ pub(crate) unsafe fn widen_rows<S: Simd>(s: S, rows: Rows<E4m3>, [n, cols]: [usi
                 for (i, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
                     // SAFETY: the caller guarantees the row; the array has sixteen lanes.
                     unsafe { s.store(out.as_mut_ptr(), E4m3::load(s, rows.at(j).add(i * LANES))) }
+                }
+                for (i, x) in out.iter_mut().enumerate().filter(|_| nonfinite == NonFinite::Handled) {
+                    // SAFETY: the caller guarantees the row.
+                    *x = if unsafe { *rows.at(j).add(i) }.is_nan() { 0.0 } else { *x };
                 }
             }
         },
@@ -112,12 +139,17 @@ mod tests {
             let mut wide = [0.0; 256];
             let rows = Rows::strided(codes.as_ptr(), 32, 1);
             // SAFETY: eight rows of 32 codes.
-            dispatch!(isa, |s| unsafe { widen_rows(s, rows, [8, 32], &mut wide) });
+            dispatch!(isa, |s| unsafe { widen_rows(s, rows, [8, 32], NonFinite::Handled, &mut wide) });
             for (code, wide) in codes.iter().zip(wide) {
-                let (expected, one) = (number(code.0), code.widen());
-                assert!(wide.to_bits() == one.to_bits(), "{isa}, {code:?}: {wide}, not {one}");
-                assert!(wide == expected || wide.is_nan() && expected.is_nan(), "{isa}, {code:?}: {wide}");
-                assert_eq!(E4m3::narrow(wide), if wide.is_nan() { E4m3(code.0 & 0x80 | 0x7f) } else { *code });
+                let (expected, one, wide) = (number(code.0), code.widen(), wide * FROM_HALF);
+                if code.is_nan() {
+                    assert!(one.is_nan() && expected.is_nan() && wide == 0.0, "{isa}, {code:?}: {one}, {wide}");
+                    assert!(E4m3::narrow(one).is_nan(), "{one}");
+                    continue;
+                }
+                let bits = [one, wide, expected].map(f32::to_bits);
+                assert!(bits == [bits[0]; 3], "{isa}, {code:?}: {one}, {wide}, {expected}");
+                assert_eq!(E4m3::narrow(wide), *code);
             }
         }
     }

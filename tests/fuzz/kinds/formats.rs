@@ -32,13 +32,14 @@ pub(super) fn check(rng: &mut Rng) {
 }
 
 fn side(rng: &mut Rng) -> (CacheFormat<'static>, Basis) {
-    let format = match rng.below(5) {
+    let format = match rng.below(7) {
         0 => CacheFormat::Elements(rng.pick(&DTYPES)),
+        5 => CacheFormat::E4m3PerToken,
+        6 => CacheFormat::E4m3PerHead(&[5.0, 8.0]),
         1 | 2 => CacheFormat::Int8PerToken,
         _ => CacheFormat::Int4(rng.pick(&[Int4::Symmetric, Int4::Centred])),
     };
-    let integers = !matches!(format, CacheFormat::Elements(_));
-    (format, if integers && rng.one_in(2) { Basis::Hadamard } else { Basis::Channels })
+    (format, if format.is_integer() && rng.one_in(2) { Basis::Hadamard } else { Basis::Channels })
 }
 
 /// Largest error of an element that was stored once, for rows of numbers up to `most`.
@@ -49,6 +50,7 @@ fn bound(format: CacheFormat<'_>, basis: Basis, most: f32, dim: usize) -> f32 {
         CacheFormat::Elements(Dtype::F32) => 0.0,
         CacheFormat::Elements(Dtype::Bf16) => most / 256.0 + 1e-38,
         CacheFormat::Elements(Dtype::F16) => most / 2048.0 + 1e-7,
+        CacheFormat::E4m3PerToken | CacheFormat::E4m3PerHead(_) => most / 15.0 + 0.02,
         CacheFormat::Int4(_) => spread * (most / 12.0 + 1e-6),
         _ => spread * (most / 250.0 + 1e-6),
     }
@@ -57,9 +59,13 @@ fn bound(format: CacheFormat<'_>, basis: Basis, most: f32, dim: usize) -> f32 {
 impl History {
     fn new(rng: &mut Rng) -> Self {
         let ([keys, values], kv_heads) = ([side(rng), side(rng)], rng.up_to(2));
+        let heads_of = |format| match format {
+            CacheFormat::E4m3PerHead(scales) => CacheFormat::E4m3PerHead(&scales[..kv_heads]),
+            format => format,
+        };
         let [head_dim, value_dim] = [(); 2].map(|()| rng.pick(&[1, 3, 16, 17, 33, 80, 96]));
-        let mut format = KvFormat::new(keys.0, values.0).key_basis(keys.1).value_basis(values.1);
-        if [keys.0, values.0].iter().any(|format| !matches!(format, CacheFormat::Elements(_))) {
+        let mut format = KvFormat::new(heads_of(keys.0), heads_of(values.0)).key_basis(keys.1).value_basis(values.1);
+        if keys.0.is_integer() || values.0.is_integer() {
             format = format.exact_first(rng.pick(&[0, 0, 1, 4, 16]));
         }
         let (shape, sequences, sliding) = (KvShape { kv_heads, head_dim, value_dim }, rng.below(3), rng.one_in(4));
@@ -119,7 +125,7 @@ impl History {
                 for (held, (x, format_of, basis)) in held.iter().zip(sides) {
                     let row = x.row(0, h, j);
                     let most = row.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
-                    let exact = first + j < format.exact_first && !matches!(format_of, CacheFormat::Elements(_));
+                    let exact = first + j < format.exact_first && format_of.is_integer();
                     let most = if exact { 1e-5 * most } else { bound(format_of, basis, most, row.len()) };
                     for (&held, &x) in held.iter().zip(row) {
                         let error = (f32::from_bits(held) - x).abs();

@@ -20,6 +20,8 @@ use crate::attention::steps::mask_passes;
 use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
 use crate::attention::steps::span::{MAX_SPAN_ROWS, RowKeys, Span, Spans, union};
 use crate::kv::key_block::Keys;
+use crate::matmul::e4m3;
+use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::simd::{LANES, Simd, quiet};
 use crate::tensor::any::{Tensor, Typed};
@@ -55,7 +57,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         by_arithmetic!(self.task.products.keys, |A| self.compute_qk::<A>(row_block.clone(), bias));
         if let Keys::E4m3 { scales, .. } = self.keys {
             // SAFETY: the scales are the block's.
-            score_passes::scale_columns(self.task.s, self.scores(rows), unsafe { &*scales });
+            let scales = unsafe { &*scales };
+            score_passes::scale_columns(self.task.s, self.scores(rows), scales, e4m3::FROM_HALF, NonFinite::Ignored);
         }
         self.exact_scores(row_block.clone());
         self.write_scores(Point::Raw, row_block.clone());

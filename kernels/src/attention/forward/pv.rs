@@ -8,10 +8,11 @@ use crate::attention::products::operands::{Packing, ValuesToPack};
 use crate::attention::products::pv::{ValueSums, WeightSigns};
 use crate::attention::scratch::{Regions, SCORE_STRIDE};
 use crate::attention::steps::epilogue::RowBlockEnds;
-use crate::attention::steps::softmax_merge;
 use crate::attention::steps::span::MAX_SPAN_ROWS;
-use crate::kv::key_block::{ColumnValues, Columns};
+use crate::attention::steps::{score_passes, softmax_merge};
+use crate::kv::key_block::{BlockValues, ColumnValues, Columns};
 use crate::kv::value_panels::VALUE_COLS;
+use crate::matmul::e4m3;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
@@ -39,6 +40,13 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let (task, values, rows) = (self.task, self.values, row_block.len());
         let mode = if A::FINITE { PvMode::Plain } else { mode };
         let nonfinite = if matches!(mode, PvMode::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
+        if let BlockValues::E4m3 { scales, .. } = values {
+            // In the first pass, NaN shows that there must be another.
+            let nonfinite = if let PvMode::Handled(_) = mode { NonFinite::Handled } else { NonFinite::Ignored };
+            // SAFETY: the scales are the block's.
+            let scales = unsafe { &*scales };
+            score_passes::scale_columns(task.s, self.scores(rows), scales, e4m3::FROM_HALF, nonfinite);
+        }
         // SAFETY: the values' scales are the block's.
         unsafe { A::prepare_weights(task.s, self.scores(rows), values, task.products.weights) };
         // Columns that are computed alone first are no more than are packed as floats.

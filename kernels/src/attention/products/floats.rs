@@ -8,7 +8,7 @@ use crate::attention::products::pv::{self, ValueSums};
 use crate::attention::products::qk;
 use crate::attention::products::score_run::ScoreRun;
 use crate::attention::products::{pv_many, qk_many};
-use crate::attention::steps::score_passes::{self, ScoreBlock};
+use crate::attention::steps::score_passes::ScoreBlock;
 use crate::kv::key_block::{BlockValues, ColumnValues, Columns, Keys};
 use crate::matmul::bf16_pairs;
 use crate::matmul::e4m3;
@@ -77,7 +77,7 @@ impl Multiply for Floats {
                     }
                     Keys::E4m3 { panels, .. } => {
                         let (panels, n) = (panels.rows_from(keys.start / LANES), keys.len().div_ceil(LANES));
-                        e4m3::widen_rows(s, panels, [n, head_dim * LANES], out);
+                        e4m3::widen_rows(s, panels, [n, head_dim * LANES], NonFinite::Ignored, out);
                     }
                     Keys::Rows(rows) => {
                         pack::pack_keys(s, rows.rows_from(keys.start), [keys.len(), all], head_dim, out);
@@ -104,13 +104,7 @@ impl Multiply for Floats {
         }
     }
 
-    /// Multiplies weights by the scales of their values, if these have such.
-    unsafe fn prepare_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, values: BlockValues, _: Arithmetic) {
-        if let BlockValues::E4m3 { scales, .. } = values {
-            // SAFETY: the caller guarantees the scales.
-            score_passes::scale_columns(s, row_block, unsafe { &*scales });
-        }
-    }
+    unsafe fn prepare_weights<S: Simd>(_: S, _: ScoreBlock<'_>, _: BlockValues, _: Arithmetic) {}
 
     fn reads_values(columns: &Columns, rows: usize) -> bool {
         // Larger row blocks share one copy, as floats that lie evenly and near.
@@ -131,9 +125,7 @@ impl Multiply for Floats {
                         nonfinite.treat(out);
                     }
                     ColumnValues::E4m3(rows) => {
-                        let out = &mut out[..n * width];
-                        e4m3::widen_rows(s, rows, [n, width], out);
-                        nonfinite.treat(out);
+                        e4m3::widen_rows(s, rows, [n, width], nonfinite, out);
                     }
                     values => pack::pack_rows(s, values.elements(), [n, cols], nonfinite, out),
                 }

@@ -4,6 +4,7 @@
 
 use crate::attention::scratch::SCORE_STRIDE;
 use crate::attention::steps::span::Spans;
+use crate::matmul::pack::NonFinite;
 use crate::simd::exp::{exp, exp_m1};
 use crate::simd::{LANES, Simd, lanes};
 use crate::tensor::any::{Typed, size_of_val_of};
@@ -167,11 +168,19 @@ fn tanh_small<S: Simd>(s: S, x: S::V) -> S::V {
     s.fma(s.mul(p, z), x, x)
 }
 
-/// Multiplies the scores, or weights, of each key by its scale.
-pub(crate) fn scale_columns<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, scales: &[f32]) {
+/// Multiplies the scores, or weights, of each key by its scale and a factor. A negative scale is that of a row with NaN: what is not
+/// handled is NaN then.
+pub(crate) fn scale_columns<S: Simd>(
+    s: S,
+    mut row_block: ScoreBlock<'_>,
+    scales: &[f32],
+    factor: f32,
+    nonfinite: NonFinite,
+) {
     s.vectorize(
         #[inline(always)]
         move || {
+            let (factor, zero, nan) = (s.splat(factor), s.splat(0.0), s.splat(f32::NAN));
             assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= scales.len()));
             row_block.for_each_row(
                 #[inline(always)]
@@ -180,7 +189,13 @@ pub(crate) fn scale_columns<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, scales
                         // SAFETY: panels lie inside the row, and inside `scales`, as asserted.
                         unsafe {
                             let at = scores.add(panel * LANES);
-                            s.store(at, s.mul(s.load(at), s.load(scales.as_ptr().add(panel * LANES))));
+                            let scale = s.mul(s.load(scales.as_ptr().add(panel * LANES)), factor);
+                            let size = s.max(scale, s.sub(zero, scale));
+                            let scale = match nonfinite {
+                                NonFinite::Handled => size,
+                                NonFinite::Ignored => s.select_eq(scale, size, scale, nan),
+                            };
+                            s.store(at, s.mul(s.load(at), scale));
                         }
                     }
                 },

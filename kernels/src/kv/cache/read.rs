@@ -257,7 +257,7 @@ impl Sizes {
             }
             Format::E4m3 => {
                 let code = part::<E4m3>(block, at.keys.clone())[self.key(row, d)];
-                code.widen() * part::<f32>(block, at.key_scales.clone())[row]
+                code.widen() * part::<f32>(block, at.key_scales.clone())[row].abs()
             }
             Format::Int4(kind) => {
                 let numbers = part(block, at.key_scales.clone());
@@ -276,7 +276,7 @@ impl Sizes {
             }
             Format::E4m3 => {
                 let code = part::<E4m3>(block, at.values.clone())[self.value(row, d)];
-                code.widen() * part::<f32>(block, at.value_scales.clone())[row]
+                code.widen() * part::<f32>(block, at.value_scales.clone())[row].abs()
             }
             Format::Int4(kind) => {
                 let place = self.int4_value(kind, [row, d]);

@@ -4,6 +4,7 @@ use super::blocks::{Block, Blocks, is_shared};
 use super::layout::{Format, KeyOrder, Parts, Sizes};
 use super::spare::{Counts, size_for};
 use super::{Cache, Sliding};
+use crate::matmul::e4m3::{E4m3, row_scale};
 use crate::matmul::int4;
 use crate::simd::aligned::{elements, elements_mut};
 use crate::tensor::rows::KEY_BLOCK;
@@ -146,13 +147,30 @@ impl Sizes {
         for run in self.runs(part) {
             to[run.start * bytes..run.end * bytes].copy_from_slice(&block[self.run_bytes(part, at, run)]);
         }
+        if let (Some(_), Some(scale)) = (self.codes_of(part), to.first_chunk_mut()) {
+            *scale = f32::from_ne_bytes(*scale).abs().to_ne_bytes();
+        }
     }
 
-    /// Writes the elements of a part of token `[head, row]` of a block.
+    /// Returns the part with the codes that a part has the scale of, if these are E4M3.
+    fn codes_of(self, part: TokenPart) -> Option<TokenPart> {
+        match (part, self.keys, self.values) {
+            (TokenPart::KeyScale, Format::E4m3, _) => Some(TokenPart::Key),
+            (TokenPart::ValueScale, _, Format::E4m3) => Some(TokenPart::Value),
+            _ => None,
+        }
+    }
+
+    /// Writes the elements of a part of token `[head, row]` of a block; the scale of E4M3 codes after these.
     pub(super) fn write_token(self, part: TokenPart, at: [usize; 2], from: &[u8], block: &mut [u8]) {
         let [_, bytes] = self.elements(part);
         for run in self.runs(part) {
             block[self.run_bytes(part, at, run.clone())].copy_from_slice(&from[run.start * bytes..run.end * bytes]);
+        }
+        if let (Some(codes), Some(&scale)) = (self.codes_of(part), from.first_chunk()) {
+            let places = self.runs(codes).flat_map(|run| self.run_bytes(codes, at, run));
+            let scale = row_scale(f32::from_ne_bytes(scale), places.map(|place| E4m3(block[place])));
+            block[self.run_bytes(part, at, 0..1)].copy_from_slice(&scale.to_ne_bytes());
         }
     }
 

@@ -327,22 +327,32 @@ impl Head<'_> {
             TokenPart::Key => (parts.keys.clone(), parts.key_scales.clone()),
             _ => (parts.values.clone(), parts.value_scales.clone()),
         };
-        if let Some(scale) = scale {
-            part_mut::<f32>(block, scales.clone())[*first..*first + *n].fill(scale);
-        } else {
-            let own = &mut part_mut::<f32>(block, scales.clone())[*first..*first + *n];
-            own.fill(f32::MIN_POSITIVE);
+        let own = &mut part_mut::<f32>(block, scales.clone())[*first..*first + *n];
+        own.fill(scale.unwrap_or(f32::MIN_POSITIVE));
+        if scale.is_none() {
             rows.for_each_part(*isa, |row, _, floats| {
-                own[row] = floats.iter().fold(own[row], |most, x| most.max(x.abs() / e4m3::LARGEST));
+                let most = floats.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+                own[row] = own[row].max(most / e4m3::LARGEST);
             });
         }
         rows.for_each_part(*isa, |row, d, floats| {
-            let place = *first + row;
-            let scale = part_mut::<f32>(block, scales.clone())[place];
-            let codes = part_mut::<E4m3>(block, numbers.clone());
-            for (i, x) in floats.iter().enumerate() {
-                let at = if part == TokenPart::Key { sizes.key(place, d + i) } else { sizes.value(place, d + i) };
-                codes[at] = E4m3::narrow(x / scale);
+            let (place, mut codes) = (*first + row, [E4m3::default(); PART]);
+            let scale = &mut part_mut::<f32>(block, scales.clone())[place];
+            let codes = &mut codes[..floats.len()];
+            dispatch!(isa, |s| e4m3::quantise(s, floats, scale.abs(), codes));
+            *scale = e4m3::row_scale(*scale, codes.iter().copied());
+            let places = part_mut::<E4m3>(block, numbers.clone());
+            if part == TokenPart::Key {
+                let places = places[sizes.key(place, d)..].iter_mut().step_by(LANES);
+                places.zip(codes).for_each(|(place, code)| *place = *code);
+                return;
+            }
+            for run in sizes.value_layout().panels() {
+                let run = run.start.max(d)..run.end.min(d + codes.len());
+                if !run.is_empty() {
+                    let codes = &codes[run.start - d..run.end - d];
+                    places[sizes.value(place, run.start)..][..codes.len()].copy_from_slice(codes);
+                }
             }
         });
     }
