@@ -25,24 +25,50 @@ const WAKE: Duration = Duration::from_millis(10);
 /// How long it goes on, at least once.
 const BURST: Duration = Duration::from_millis(30);
 
+/// Seconds of each run of a burst.
+fn burst(case: &mut dyn FnMut()) -> Vec<f64> {
+    let burst = Instant::now();
+    while burst.elapsed() < WAKE {
+        case();
+    }
+    let mut seconds = Vec::new();
+    loop {
+        let start = Instant::now();
+        case();
+        seconds.push(start.elapsed().as_secs_f64());
+        if burst.elapsed() > BURST {
+            return seconds;
+        }
+    }
+}
+
 /// Median seconds of each case; in each round, every case has a burst of runs.
 pub(crate) fn medians<const N: usize>(rounds: usize, mut cases: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut seconds = [const { Vec::new() }; N];
     for _ in 0..rounds {
         for (case, seconds) in cases.iter_mut().zip(&mut seconds) {
-            let burst = Instant::now();
-            while burst.elapsed() < WAKE {
-                case();
-            }
-            loop {
-                let start = Instant::now();
-                case();
-                seconds.push(start.elapsed().as_secs_f64());
-                if burst.elapsed() > BURST {
-                    break;
-                }
-            }
+            seconds.extend(burst(case));
         }
     }
     seconds.each_mut().map(|times| median(times))
+}
+
+/// Median seconds of each case's burst in each round; every round has an order of its own.
+pub(crate) fn shuffled(rounds: usize, cases: &mut [Box<dyn FnMut() + '_>]) -> Vec<Vec<f64>> {
+    let mut medians = vec![Vec::new(); cases.len()];
+    for round in 0..rounds {
+        let keys = random(cases.len(), round as u64);
+        let mut order: Vec<_> = (0..cases.len()).collect();
+        order.sort_by(|&a, &b| keys[a].total_cmp(&keys[b]));
+        for case in order {
+            medians[case].push(median(&mut burst(&mut cases[case])));
+        }
+    }
+    medians
+}
+
+/// First quartile, median and third quartile.
+pub(crate) fn spread(numbers: &mut [f64]) -> [f64; 3] {
+    numbers.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| numbers[quarter * (numbers.len() - 1) / 4])
 }
