@@ -1,7 +1,7 @@
 //! Caches of fewer bits: for each format of keys and values, in the basis of channels and in the Hadamard basis, without exact first
 //! tokens and with four: bits of a number, errors of outputs and of weights, and the time of steps and of appends.
 //!
-//! `cargo bench --bench caches`, with a filter on groups: `-- errors`, `-- steps`, `-- appends`.
+//! `cargo bench --bench caches`, with a filter on groups: `-- bits`, `-- errors`, `-- steps`, `-- appends`.
 
 #[path = "support/cache_samples.rs"]
 mod cache_samples;
@@ -14,7 +14,7 @@ mod support;
 mod translations;
 
 use cache_samples::Sample;
-use sdpa::{Basis, CacheFormat, Dtype, Inputs, Int4, KvCache, KvFormat, KvShape, Outputs, View, ViewMut, naive};
+use sdpa::{Basis, CacheFormat, Dtype, Inputs, Int4, KvCache, KvFormat, KvShape, Outputs, Point, View, ViewMut, naive};
 
 /// First tokens that are exact.
 const EXACT: usize = 4;
@@ -53,7 +53,7 @@ fn integers() -> [Vec<Variant>; 4] {
     ];
     formats.map(|(name, format)| {
         let variant = |exact: usize, (basis, [keys, values]): (&str, [Basis; 2])| Variant {
-            name: format!("{name}{basis}{}", if exact > 0 { ", 4 exact" } else { "" }),
+            name: format!("{name}{basis}{}", if exact > 0 { format!(", {exact} exact") } else { String::new() }),
             format: format.key_basis(keys).value_basis(values).exact_first(exact),
         };
         [0, EXACT].into_iter().flat_map(|exact| BASES.map(|basis| variant(exact, basis))).collect()
@@ -83,6 +83,8 @@ struct Errors {
     largest: f64,
     /// Root mean square of outputs' errors, as a share of that of outputs.
     relative: f64,
+    /// The same of scores that rows see.
+    scores: f64,
     /// Mean over rows of Σ p ln(p/q): p are the oracle's weights, q those that the call writes.
     divergence: f64,
 }
@@ -93,21 +95,28 @@ impl Errors {
         let cache = filled([k, v], format);
         let ([_, heads, rows, dim], keys) = (sample.shapes[0], sample.shapes[1][2]);
         let (mut out, mut weights) = (vec![0.0; exact.out.len()], vec![0.0; heads * rows * keys]);
+        let mut scores = weights.clone();
         let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, heads, rows, dim]).expect("it fits"));
         let outputs = outputs.weights(ViewMut::bhld(&mut weights, [1, heads, rows, keys]).expect("it fits"));
+        let outputs = outputs.scores(Point::Raw, ViewMut::bhld(&mut scores, [1, heads, rows, keys]).expect("it fits"));
         sdpa::attention(&sample.attention, Inputs::cached(q, &cache), outputs).expect("a good call");
-        let (mut largest, mut squares) = (0.0f64, [0.0; 2]);
-        for (&x, exact) in out.iter().zip(&exact.out) {
-            let off = (f64::from(x) - exact).abs();
-            largest = largest.max(off);
-            squares = [squares[0] + off * off, squares[1] + exact * exact];
-        }
+        let off = |(&x, exact): (&f32, &f64)| (f64::from(x) - exact).abs();
+        let largest = out.iter().zip(&exact.out).map(off).fold(0.0, f64::max);
+        let [raw, .., seen] = &exact.points;
+        let scores = scores.iter().zip(raw).zip(seen).filter(|&(_, &weight)| weight > 0.0).map(|(pair, _)| pair);
         // What f32 has no weight for counts as its smallest normal number.
         let nats =
             |(&p, &q): (&f64, &f32)| if p > 0.0 { p * (p / f64::from(q.max(f32::MIN_POSITIVE))).ln() } else { 0.0 };
         let divergence = exact.points[3].iter().zip(&weights).map(nats).sum::<f64>() / (heads * rows) as f64;
-        Self { largest, relative: (squares[0] / squares[1]).sqrt(), divergence }
+        Self { largest, relative: share(out.iter().zip(&exact.out)), scores: share(scores), divergence }
     }
+}
+
+/// Returns the root mean square of errors, as a share of that of the exact numbers.
+fn share<'a>(pairs: impl Iterator<Item = (&'a f32, &'a f64)>) -> f64 {
+    let squares = pairs.map(|(&x, exact)| [(f64::from(x) - exact).powi(2), exact * exact]);
+    let [errors, exact] = squares.fold([0.0; 2], |sums, squares| [sums[0] + squares[0], sums[1] + squares[1]]);
+    (errors / exact).sqrt()
 }
 
 /// Prints the errors of all formats on all samples, and those of integers as shares of the same without rotation and exact tokens.
@@ -115,19 +124,27 @@ fn errors() {
     for sample in cache_samples::samples() {
         sample.print();
         let exact = naive::oracle(&sample.attention, &sample.inputs()).expect("a good call");
-        println!("  {:<44} largest error  relative error (share)      divergence (share)", "");
+        println!("  {:<46} largest error  of outputs (share)  of scores (share)  divergence (share)", "");
         for group in floats().into_iter().map(|variant| vec![variant]).chain(integers()) {
             let mut plain = None;
             for Variant { name, format } in group {
-                let Errors { largest, relative, divergence } = Errors::of(&sample, &exact, format);
-                let [error, nats] = *plain.get_or_insert([relative, divergence]);
-                println!(
-                    "  {name:<44} {largest:13.1e}  {relative:14.2e} ({:5.3})  {divergence:14.2e} ({:5.3})",
-                    relative / error,
-                    divergence / nats
-                );
+                let Errors { largest, relative, scores, divergence } = Errors::of(&sample, &exact, format);
+                let of = [relative, scores, divergence];
+                let plain = plain.get_or_insert(of);
+                print!("  {name:<46} {largest:13.1e}");
+                of.iter().zip(plain).for_each(|(error, plain)| print!("  {error:9.2e} ({:5.3})", error / *plain));
+                println!();
             }
         }
+    }
+}
+
+/// Prints the bits of a number of all formats.
+fn all_bits() {
+    let [keys, _] = COUNTED;
+    println!("of a number, heads of {COUNTED_DIM}, {keys} tokens");
+    for Variant { name, format } in floats().into_iter().chain(integers().into_iter().flatten()) {
+        println!("  {name:<46} {:6.2}", bits(format));
     }
 }
 
@@ -141,14 +158,5 @@ fn main() {
             println!("\n{name}");
             group();
         }
-    }
-}
-
-/// Prints the bits of a number of all formats.
-fn all_bits() {
-    let [keys, _] = COUNTED;
-    println!("of a number, heads of {COUNTED_DIM}, {keys} tokens");
-    for Variant { name, format } in floats().into_iter().chain(integers().into_iter().flatten()) {
-        println!("  {name:<44} {:6.2}", bits(format));
     }
 }

@@ -33,7 +33,7 @@ fn beside(names: &[Variant], per_run: f64, cases: &mut [Box<dyn FnMut() + '_>]) 
         let mut shares: Vec<_> = times.iter().zip(&rounds[0]).map(|(time, first)| time / first).collect();
         let [low, share, high] = spread(&mut shares);
         let [_, time, _] = spread(&mut times.clone());
-        println!("  {:<44} {:9.2} µs  {share:.3} ({low:.3} to {high:.3})", variant.name, time * 1e6 / per_run);
+        println!("  {:<46} {:9.2} µs  {share:.3} ({low:.3} to {high:.3})", variant.name, time * 1e6 / per_run);
     }
 }
 

@@ -126,7 +126,7 @@ impl KvCache {
     /// errors of 256 keys all have the signs of their values, this adds seven scales. The signs vary. With normally
     /// distributed values, and one weight far above 255 others of half a unit, rounded weights add, root mean square,
     /// an 18th to the error of the rounded values; with usual weights they add nothing visible. If keys have a few
-    /// large channels, use centres, or [`Self::int8`]. docs/benchmarks.md has the errors on a real model's tensors.
+    /// large channels, rotate them ([`Self::with_format`]), or use [`Self::int8`]. docs/benchmarks.md has errors on real models' tensors.
     ///
     /// Bits are as stable as those of an [int8](Self::int8) cache.
     ///

@@ -1,4 +1,4 @@
-//! What caches of fewer bits cost on a real model's queries, keys and values: the figures of docs/benchmarks.md.
+//! Bounds of what caches of fewer bits cost on a real model's queries, keys and values; `benches/caches.rs` has the figures.
 
 use safetensors::SafeTensors;
 use sdpa::{Attention, Dtype, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs, View, ViewMut, naive};
