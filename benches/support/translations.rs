@@ -118,7 +118,7 @@ impl Model {
         let table = &self.parameters[&format!("embedding.{language}.weight")];
         let element = |position: usize, column: usize| {
             let angle = position as f64 * 1e4f64.powf(-((column - column % 2) as f64) / WIDTH as f64);
-            (if column % 2 == 0 { angle.sin() } else { angle.cos() }) as f32
+            (if column.is_multiple_of(2) { angle.sin() } else { angle.cos() }) as f32
         };
         let row = |(position, &word): (usize, &usize)| {
             (0..WIDTH).map(move |column| table[word * WIDTH + column] + element(position, column))
