@@ -105,7 +105,7 @@ fn decoder() -> Sample {
 
 /// Normal numbers; this channel of the keys is larger. Queries stay as they are.
 fn random(name: &'static str, large: Option<usize>) -> Sample {
-    let (rows, keys, dim) = if test_mode() { (2, 300, 128) } else { (64, 2048, 128) };
+    let (rows, keys, dim) = if test_mode() { (2, 300, 128) } else { (512, 2048, 128) };
     let mut normal = normal(7);
     let mut fill = |rows: usize| (0..8 * rows * dim).map(|_| normal()).collect::<Vec<_>>();
     let mut qkv = [fill(rows), fill(keys), fill(keys)];
