@@ -223,13 +223,18 @@ impl<'a> KeyValues<'a> {
     /// Returns element `[b, h, j, d]` of the keys; `None` outside the shape, or where a cache has evicted the key.
     ///
     /// Complexity: constant; the length of a key where a cache has another basis, as the whole key is taken back from it.
-    pub fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        Some(self.elements(TokenPart::Key, [b, h, j], d..d.checked_add(1)?)?[0])
+    pub fn key(&self, index: [usize; 4]) -> Option<f32> {
+        self.element(TokenPart::Key, index)
     }
 
     /// Returns element `[b, h, j, d]` of the values, as [`Self::key`] does.
-    pub fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        Some(self.elements(TokenPart::Value, [b, h, j], d..d.checked_add(1)?)?[0])
+    pub fn value(&self, index: [usize; 4]) -> Option<f32> {
+        self.element(TokenPart::Value, index)
+    }
+
+    /// Returns an element of a key or of a value.
+    fn element(&self, part: TokenPart, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+        Some(self.elements(part, [b, h, j], d..d.checked_add(1)?)?[0])
     }
 
     /// Returns some elements of key or value `[b, h, j]`, widened; `None` outside the shape, or where a cache has evicted the key.

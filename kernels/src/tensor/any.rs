@@ -130,7 +130,8 @@ impl Tensor<'_> {
 
     /// Returns some elements of row `[b, h, l]`, widened, or `None` outside the shape.
     #[doc(hidden)] // for the oracle
-    pub fn elements(&self, [b, h, l]: [usize; 3], of: Range<usize>) -> Option<Vec<f32>> {
+    pub fn elements(&self, row: [usize; 3], of: Range<usize>) -> Option<Vec<f32>> {
+        let [b, h, l] = row;
         of.map(|d| self.get([b, h, l, d])).collect()
     }
 

@@ -11,6 +11,9 @@ use crate::simd::width::LINE_BYTES;
 use crate::tensor::element::{Dtype, F16};
 use core::ops::Range;
 
+/// Largest number of exact first tokens of a sequence: the first page of a pool has them all.
+pub const MAX_EXACT: usize = LANES;
+
 /// Storage format of keys or of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {

@@ -2,6 +2,7 @@
 //!
 //! The caller's block tables say which page belongs to which sequence (`block_table.rs`).
 
+use super::exact::ExactPage;
 use super::scattered::Scattered;
 use super::store::{KvFormat, Store};
 use super::tokens::{NewTokens, TokenPart};
@@ -24,14 +25,6 @@ pub struct PackedPool {
     pub(super) exact: Vec<Option<ExactPage>>,
     /// Scratch: the pages that an append writes, and their sequences.
     pub(super) written: Vec<(u32, usize)>,
-}
-
-/// Exact rows of a page.
-#[derive(Debug)]
-pub(super) struct ExactPage {
-    pub(super) rows: AlignedBuf,
-    /// Number of the page's first tokens that were written as the first of a sequence.
-    pub(super) tokens: usize,
 }
 
 impl PackedPool {

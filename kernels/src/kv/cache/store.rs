@@ -1,7 +1,6 @@
 //! Sizes and format of what a cache or a pool stores.
 
-use super::exact::MAX_EXACT;
-use super::layout::{Format, KeyOrder, Sizes};
+use super::layout::{Format, KeyOrder, MAX_EXACT, Sizes};
 use super::tokens::TokenPart;
 use crate::kv::value_panels::ValueOrder;
 use crate::matmul::hadamard::Basis;
