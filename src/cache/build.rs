@@ -152,6 +152,11 @@ impl KvCache {
     /// integers of these are: see docs/guide/caches.md for when to use it. Then a key's or value's largest magnitude, which scales
     /// are made of, is that of the transformed row. Each query and each output takes `n log n` additions more.
     ///
+    /// E4M3 ([OCP FP8](https://www.opencompute.org/documents/ocp-8-bit-floating-point-specification-ofp8-revision-1-0-2023-12-01-pdf-1))
+    /// has four bits of exponent and three of fraction: the error of an element is at most a 16th of it, or half a 512th of the
+    /// scale. A row's own scale is a 448th of its largest magnitude. With the scale of a head, numbers beyond 448 scales
+    /// become 448 scales, and NaN stays NaN. Sums are those of floats, times the scale: with scales of 1, the bits of widening first.
+    ///
     /// Exact tokens are kept as `f32`, `4·(head_dim + value_dim)` bytes each a head, of what are integers otherwise; scores and
     /// outputs take these in place of the integers. Softmax often gives the first tokens most of the weight (attention sinks,
     /// arXiv:2309.17453). [`Self::keep`] makes exact rows of integers where it moves a later token among the first.

@@ -35,7 +35,9 @@ pub use sdpa_kernels::BlockTable;
 /// use sdpa::{CacheFormat, Dtype, KeyScales, KvCache, KvShape};
 /// let cache = KvCache::new(1, KvShape { kv_heads: 8, head_dim: 64, value_dim: 64 })?;
 /// assert_eq!(cache.clone().dtype(Dtype::F16)?.format(), CacheFormat::Elements(Dtype::F16));
-/// assert_eq!(cache.int8(KeyScales::PerToken)?.format(), CacheFormat::Int8PerToken);
+/// assert_eq!(cache.clone().int8(KeyScales::PerToken)?.format(), CacheFormat::Int8PerToken);
+/// let scales = [0.25; 8]; // of a layer of vLLM, for each head
+/// assert!(cache.with_format(CacheFormat::E4m3PerHead(&scales)).is_ok());
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::CacheFormat;
