@@ -37,9 +37,10 @@ struct Variant {
 /// Formats of floats.
 fn floats() -> Vec<Variant> {
     let types = [("f32", Dtype::F32), ("f16", Dtype::F16), ("bf16", Dtype::Bf16)];
+    let types = types.map(|(name, dtype)| (name, CacheFormat::Elements(dtype)));
     let variant =
-        |(name, dtype): (&str, Dtype)| Variant { name: name.to_owned(), format: CacheFormat::Elements(dtype).into() };
-    types.map(variant).into()
+        |(name, format): (&str, CacheFormat<'static>)| Variant { name: name.to_owned(), format: format.into() };
+    types.into_iter().chain([("e4m3", CacheFormat::E4m3PerToken)]).map(variant).collect()
 }
 
 /// Formats of integers, each first as it is, then rotated and with exact tokens.

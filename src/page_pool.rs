@@ -18,7 +18,7 @@ use sdpa_kernels::{BlockTable, Bound, CacheFormat, Isa, KvFormat, NewTokens, Pac
 /// keys of another table. Pages hold zeros before they are written.
 ///
 /// All pages are allocated when the pool is made. Later an append allocates only scratch, if it has more tokens than
-/// any before.
+/// any before, and the exact first tokens of a sequence (`exact_first` of a [`KvFormat`]), once for each page that one begins with.
 ///
 /// ```
 /// use sdpa::{Alignment, Attention, BlockTable, CacheFormat, Dtype, Inputs, KvShape, Outputs, PagePool, View, ViewMut};
@@ -64,7 +64,8 @@ impl PagePool {
     /// # Errors
     /// [`Error::Empty`] for a length of 0, [`Error::Range`] for lengths beyond the largest possible, [`Error::Mismatch`] for
     /// a number of channel scales that does not fit, [`Error::Number`] for a scale that is not positive and finite,
-    /// [`Error::Pages`] for another page size, [`Error::TooLarge`], [`Error::Memory`].
+    /// [`Error::Pages`] for another page size, [`Error::Needs`] as for [`KvCache::with_format`](crate::KvCache::with_format),
+    /// [`Error::TooLarge`], [`Error::Memory`].
     pub fn new<'f>(
         pages: usize,
         page_size: usize,
@@ -129,8 +130,8 @@ impl PagePool {
     ///
     /// # Errors
     /// [`Error::Pages`] if the table does not fit the pool, a sequence is shorter than `n`, or two would write to one page;
-    /// [`Error::Mismatch`] for shapes that do not fit; [`Error::Row`] as for [`KvCache::append`](crate::KvCache::append). The
-    /// pool is then unchanged.
+    /// [`Error::Mismatch`] for shapes that do not fit; [`Error::Row`] as for [`KvCache::append`](crate::KvCache::append);
+    /// [`Error::Memory`] for exact tokens. The pool is then unchanged.
     pub fn append<'t>(
         &mut self,
         table: BlockTable<'_>,

@@ -72,7 +72,7 @@ pub use kv::slot_index::SlotIndex;
 pub use kv::source::KeyValues;
 pub use machine::{OPT_LEVEL, peak_flops, read_bandwidth};
 pub use matmul::bf16_parts::MAX_PARTS;
-pub use matmul::e4m3::e4m3;
+pub use matmul::e4m3::{e4m3, is_e4m3_scale};
 pub use matmul::hadamard::Basis;
 pub use matmul::int4::Int4;
 pub use matmul::int8::{MAX_HEAD_DIM as MAX_INT8_HEAD_DIM, is_int8_scale};

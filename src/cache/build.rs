@@ -4,7 +4,9 @@ use crate::cache::{KeyScales, KvCache};
 use crate::error::{Error, at_most, same};
 use crate::shape::KvShape;
 use core::num::NonZeroUsize;
-use sdpa_kernels::{Basis, Cache, CacheFormat, Dtype, Int4, Isa, KvFormat, MAX_EXACT, MAX_INT8_HEAD_DIM, Sliding};
+use sdpa_kernels::{
+    Basis, Cache, CacheFormat, Dtype, Int4, Isa, KvFormat, MAX_EXACT, MAX_INT8_HEAD_DIM, Sliding, is_e4m3_scale,
+};
 use std::collections::BTreeSet;
 
 /// Need of a latent cache of bytes: a value, of several channels, has one scale.
@@ -150,7 +152,7 @@ impl KvCache {
     ///
     /// In the Hadamard basis a few large channels are spread over all others, so that they no longer decide how coarse the
     /// integers of these are: see docs/guide/caches.md for when to use it. Then a key's or value's largest magnitude, which scales
-    /// are made of, is that of the transformed row. Each query and each output takes `n log n` additions more.
+    /// are made of, is that of the transformed row, and elements must be below 4095 in int4 and 1e36 in int8. Each query and each output takes `n log n` additions more.
     ///
     /// E4M3 ([OCP FP8](https://www.opencompute.org/documents/ocp-8-bit-floating-point-specification-ofp8-revision-1-0-2023-12-01-pdf-1))
     /// has four bits of exponent and three of fraction: the error of an element is at most a 16th of it, or half a 512th of the
@@ -195,6 +197,9 @@ impl KvCache {
     fn set(self, format: CacheFormat<'_>) -> Result<Self, Error> {
         let ([argument, _], [set, needs]) = (setter(format), setter(self.format().keys));
         self.empty(argument)?;
+        if self.format() != self.format().keys {
+            return Err(Error::Needs { argument, needs: "a cache without with_format, which is set" });
+        }
         if set != argument && self.format() != CacheFormat::Elements(Dtype::F32) {
             return Err(Error::Needs { argument, needs });
         }
@@ -338,6 +343,10 @@ pub(crate) fn check_format(format: KvFormat<'_>, shape: KvShape, of: &'static st
         same(argument, "length", scales.len(), all, of)?;
         if let Some(&got) = scales.iter().find(|scale| !(**scale > 0.0 && scale.is_finite())) {
             return Err(Error::Number { argument, got, expected: "positive and finite" });
+        }
+        let codes = matches!(format, CacheFormat::E4m3PerHead(_));
+        if let Some(&got) = scales.iter().find(|&&scale| codes && !is_e4m3_scale(scale)) {
+            return Err(Error::Number { argument, got, expected: "one with which every code is a finite f32" });
         }
     }
     Ok(())

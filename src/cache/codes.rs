@@ -2,7 +2,7 @@
 
 use crate::cache::{KvCache, check_tokens};
 use crate::error::{Error, same};
-use sdpa_kernels::{CacheFormat, View, e4m3};
+use sdpa_kernels::{Bound, CacheFormat, View, e4m3, has_memory};
 
 /// Numbers of a token of [`widen_latent_e4m3`], of those that a scale is for, and of those that are bfloat16.
 const CODES: usize = 512;
@@ -43,6 +43,11 @@ impl KvCache {
             return Err(Error::Needs { argument: "format", needs: "E4m3PerHead, for keys and values" });
         };
         let none = |x: View<'_, u8>| View::from_strides(&[0.0], 0, x.shape(), [0; 4]);
+        self.there("sequence", sequence)?;
+        let (got, of) = (k.shape()[0], "as tokens of one sequence are appended");
+        if got != 1 {
+            return Err(Error::Range { argument: "k", what: "batch", got, bound: Bound::Exactly, limit: 1, of });
+        }
         check_tokens(self.shape(), "the cache", none(k)?.into(), none(v)?.into())?;
         let (keys, values) = (widened(k, of_keys)?, widened(v, of_values)?);
         self.append_to(sequence, View::bhld(&keys, k.shape())?, View::bhld(&values, v.shape())?)
@@ -54,7 +59,9 @@ fn widened(codes: View<'_, u8>, scales: &[f32]) -> Result<Vec<f32>, Error> {
     let [batch, heads, rows, dim] = codes.shape();
     let n = sdpa_kernels::floats(codes.shape()).ok_or(Error::TooLarge { what: "codes", sizes: codes.shape() })?;
     let mut all = Vec::new();
-    all.try_reserve_exact(n).map_err(|_| Error::Memory { what: "codes", bytes: n * size_of::<f32>() })?;
+    if !has_memory(n) || all.try_reserve_exact(n).is_err() {
+        return Err(Error::Memory { what: "codes", bytes: n.saturating_mul(size_of::<f32>()) });
+    }
     for (b, h, l) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |l| (b, h, l)))) {
         let code = |d| codes.get([b, h, l, d]).copied().unwrap_or(0);
         all.extend((0..dim).map(|d| e4m3(code(d)) * scales[h]));

@@ -128,7 +128,8 @@ impl KvCache {
     /// 16·blocks]`, with a block for each 32 elements of a row, the last filled up with zeros: the lower four bits of
     /// byte `i` of a block are element `i`, the upper four element `16 + i`, in two's complement. `key_scales` and
     /// `value_scales` are `F16` `[kv_heads, len, blocks]`, or `[kv_heads, len, 2·blocks]` with each block's centre
-    /// after its scale. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format
+    /// after its scale. An E4M3 cache has codes `F8_E4M3` and scales as an int8 cache. Exact first tokens are `sequences.N.exact_keys`
+    /// and `sequences.N.exact_values`, `F32` `[kv_heads, tokens, …]`, values in their basis. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format
     /// (that of values, if it differs, the basis of either, and the number of exact tokens), sliding window, and the length of each sequence; removed ones are null. Keys and values that several sequences
     /// share are in the file several times.
     ///

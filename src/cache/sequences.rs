@@ -45,7 +45,8 @@ impl KvCache {
     /// Keeps the first `from` tokens of a sequence and, of the later ones, only the accepted, moved up: for a tree of
     /// draft tokens appended after `from` committed ones, when one path of the tree is accepted. `accepted` are
     /// increasing indices, counted from `from`: token `from + accepted[i]` becomes token `from + i`, with its stored
-    /// bits. The cache is then as if only these tokens had been appended. In a sliding cache this always works if
+    /// bits. The cache is then as if only these tokens had been appended, but for a later token that becomes one of the exact first
+    /// ([`Self::with_format`]): it stays as inexact as it was. In a sliding cache this always works if
     /// `from` is the length before the last append.
     ///
     /// Keys are moved as they are. If you rotate keys by position (rotary embeddings), rotate them by the position that

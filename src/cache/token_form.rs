@@ -2,7 +2,7 @@
 
 use crate::error::{Error, same};
 use crate::shape::KvShape;
-use sdpa_kernels::{CacheFormat, Dtype, Isa, KvFormat, Tensor};
+use sdpa_kernels::{Basis, CacheFormat, Dtype, F16, Isa, KvFormat, Tensor};
 
 /// Refuses keys and values if their sizes are not `shape`, the sizes of `of`. [`check_elements`] looks at the elements, once
 /// there is memory for them: a view may be huge.
@@ -19,14 +19,26 @@ pub(crate) fn check_tokens(shape: KvShape, of: &'static str, k: Tensor<'_>, v: T
 
 /// Refuses keys and values with elements that a format cannot store.
 pub(crate) fn check_elements(format: KvFormat<'_>, isa: Isa, [k, v]: [Tensor<'_>; 2]) -> Result<(), Error> {
-    for (argument, format, x) in [("k", format.keys, k), ("v", format.values, v)] {
-        let (unfit, expected) = match format {
-            CacheFormat::Elements(Dtype::F16) => (x.beyond_f16(isa), "below 65520 in size, as f16 is"),
+    let KvFormat { keys, values, key_basis, value_basis, .. } = format;
+    for (argument, format, basis, x) in [("k", keys, key_basis, k), ("v", values, value_basis, v)] {
+        let (unfit, expected) = match (format, basis) {
+            (CacheFormat::Elements(Dtype::F16), _) => {
+                (x.beyond(isa, F16::LEAST_INFINITE), "below 65520 in size, as f16 is")
+            }
             // Of E4M3 with a given scale, NaN is NaN, and the largest number stands for all that are larger.
-            CacheFormat::Elements(_) | CacheFormat::E4m3PerHead(_) => continue,
-            CacheFormat::E4m3PerToken => (x.not_finite(isa), "finite where each row has a scale of its own"),
-            CacheFormat::Int4(_) => (
-                x.not_finite(isa).or_else(|| x.beyond_f16(isa)),
+            (CacheFormat::Elements(_) | CacheFormat::E4m3PerHead(_), _) => continue,
+            (CacheFormat::E4m3PerToken, _) => (x.not_finite(isa), "finite where each row has a scale of its own"),
+            // A transformed row may have an element sixteen times as large.
+            (CacheFormat::Int4(_), Basis::Hadamard) => (
+                x.not_finite(isa).or_else(|| x.beyond(isa, F16::LEAST_INFINITE / 16.0)),
+                "below 4095 in size where elements are int4 in the Hadamard basis, with scales of f16",
+            ),
+            (_, Basis::Hadamard) => (
+                x.not_finite(isa).or_else(|| x.beyond(isa, 1e36)),
+                "below 1e36 in size where elements are int8 in the Hadamard basis",
+            ),
+            (CacheFormat::Int4(_), _) => (
+                x.not_finite(isa).or_else(|| x.beyond(isa, F16::LEAST_INFINITE)),
                 "below 65520 in size where elements are int4, with scales of f16",
             ),
             _ => (x.not_finite(isa), "finite where elements are int8"),

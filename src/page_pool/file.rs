@@ -30,6 +30,8 @@ impl PagePool {
     /// # Ok::<(), sdpa::Error>(())
     /// ```
     ///
+    /// Exact tokens of a sequence that begins with a page which was written as another's later one are those of its integers.
+    ///
     /// # Errors
     /// [`Error::Pages`] if the table does not fit the pool; otherwise as for a cache.
     pub fn export(&self, table: BlockTable<'_>) -> Result<Vec<u8>, Error> {

@@ -211,7 +211,7 @@ impl Plan {
                 "the matrix unit multiplies bfloat16 only with Precision::Native or Precision::Accurate"
             }
             [None, _] => {
-                "of caches of integers, the matrix unit multiplies int8 with keys of a multiple of 64 elements"
+                "of caches of eight and four bits, the matrix unit multiplies int8 with keys of a multiple of 64 elements"
             }
             _ => {
                 "the matrix unit multiplies bfloat16 and bytes: keys and values are not both of these, so only with \

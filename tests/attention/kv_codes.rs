@@ -126,6 +126,10 @@ fn what_codes_do_not_fit_is_refused() {
     );
     let wrong = [1.0, 0.0];
     assert!(said(new().with_format(CacheFormat::E4m3PerHead(&wrong))).starts_with("key scales: "));
+    for scale in [1e-40, 1e37] {
+        let error = said(new().with_format(CacheFormat::E4m3PerHead(&[1.0, scale])));
+        assert!(error.ends_with("one with which every code is a finite f32"), "{error}");
+    }
     let e4m3 = KvFormat::from(CacheFormat::E4m3PerToken);
     assert_eq!(said(new().with_format(e4m3.exact_first(1))), "exact_first: needs integer keys or values");
     assert_eq!(said(new().latent().and_then(|cache| cache.with_format(e4m3))), "latent: needs floats or integers");
@@ -138,5 +142,8 @@ fn what_codes_do_not_fit_is_refused() {
     let narrow = View::bhld(&[0x38; 30], [1, 2, 1, 15]).expect("dense");
     assert!(matches!(cache.append_codes(0, narrow, codes), Err(Error::Mismatch { argument: "k", .. })));
     assert!(cache.append_codes(1, codes, codes).is_err());
+    let huge = View::from_strides(&[0x38], 0, [1, 2, 1 << 44, 16], [0; 4]).expect("broadcast");
+    assert!(matches!(cache.append_codes(1, huge, huge), Err(Error::Sequence { .. })));
+    assert!(matches!(cache.append_codes(0, huge, huge), Err(Error::Memory { .. })));
     assert_eq!(cache.lens(), [0]);
 }

@@ -6,7 +6,7 @@ use crate::options::{Case, Wanted, check_against_oracle};
 use crate::support::{Rng, Tensor, Tensors, assert_same_bits, execs, fewer, indices};
 use sdpa::{
     Attention, Basis, BlockTable, CacheFormat, Dtype, Error, Inputs, Int4, KvCache, KvFormat, KvShape, Mods, Outputs,
-    PagePool, Point, ViewMut, naive,
+    PagePool, Point, Precision, ViewMut, naive,
 };
 
 const FORMATS: [CacheFormat<'static>; 7] = [
@@ -75,7 +75,11 @@ fn keys_and_values_are_those_of_caches_of_one_format() {
 
 /// Raw scores and outputs of a call over a cache, and those of the oracle over another source.
 fn error_of(q: &Tensor, cache: Inputs<'_>, truth: &Inputs<'_>, exec: sdpa::Exec) -> [f64; 2] {
-    let attention = Attention::new();
+    error_at(Precision::Exact, q, cache, truth, exec)
+}
+
+fn error_at(precision: Precision, q: &Tensor, cache: Inputs<'_>, truth: &Inputs<'_>, exec: sdpa::Exec) -> [f64; 2] {
+    let attention = Attention::new().precision(precision);
     let ([b, h, l, _], [_, _, keys, dv]) = (q.shape, truth.key_values().expect("keys").v_shape());
     let (mut out, mut raw) = (vec![0.0; b * h * l * dv], vec![0.0; b * h * l * keys]);
     let outputs = Outputs::new(ViewMut::bhld(&mut out, [b, h, l, dv]).expect("it fits"));
@@ -106,6 +110,34 @@ fn the_oracle_sees_what_a_transformed_cache_computes() {
                         let what = format!("{isa}, {dims:?}, {rows} rows, {format:?}: {scores} {out}");
                         assert!(scores < 9e-3 && out < 4e-3, "{what}");
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Every pair of formats meets every precision, few rows and many.
+#[test]
+fn precisions_take_every_pair_of_formats() {
+    for rows in [1, 7, 50] {
+        let t = Tensors::normal([1, 4, 2, rows, 300, 64, 64], rows as u64);
+        for (keys, values) in FORMATS.into_iter().flat_map(|keys| FORMATS.map(|values| (keys, values))) {
+            let cache = filled(&t.k, &t.v, KvFormat::new(keys, values));
+            for (isa, exec) in execs() {
+                for precision in [Precision::Native, Precision::Accurate] {
+                    let inputs = Inputs::cached(t.q.view(), &cache);
+                    let [scores, out] = error_at(precision, &t.q, inputs, &inputs, exec);
+                    let what = format!("{isa}, {rows} rows, {precision:?}, {keys:?} and {values:?}: {scores} {out}");
+                    assert!(scores < 9e-3 && out < 4e-3, "{what}");
+                    // Without scores that are written, the softmax may scale them.
+                    let attention = Attention::new().precision(precision);
+                    let mut plain = vec![0.0; 4 * rows * 64];
+                    let outputs = Outputs::new(ViewMut::bhld(&mut plain, [1, 4, rows, 64]).expect("it fits"));
+                    attention.problem(inputs, outputs).expect("a good call").run_once(exec);
+                    let exact = naive::oracle(&attention, &inputs).expect("a good call").out;
+                    let sum: f64 = plain.iter().zip(&exact).map(|(&x, y)| (f64::from(x) - y).powi(2)).sum();
+                    let error = (sum / plain.len() as f64).sqrt();
+                    assert!(error < 4e-3, "{what}: {error}");
                 }
             }
         }
@@ -258,6 +290,41 @@ fn exact_tokens_move_with_their_bits() {
     }
 }
 
+/// Memory of exact tokens goes where that of other tokens goes: to other sequences, and back.
+#[test]
+fn memory_of_exact_tokens_is_used_again() {
+    let shape = KvShape { kv_heads: 2, head_dim: 24, value_dim: 40 };
+    let format = KvFormat::from(CacheFormat::Int8PerToken).exact_first(4);
+    let mut cache = KvCache::new(2, shape).and_then(|cache| cache.with_format(format)).expect("good sizes");
+    let t = Tensors::normal([1, 2, 2, 1, 20, 24, 40], 9);
+    let append = |cache: &mut KvCache, b| cache.append_to(b, t.k.view(), t.v.view()).expect("they fit");
+    append(&mut cache, 0);
+    let alone = cache.bytes();
+    cache.clear(0).expect("it is there");
+    append(&mut cache, 1);
+    assert_eq!(cache.bytes(), alone, "the memory of the cleared sequence");
+    for _ in 0..3 {
+        cache.fork(1, 0).expect("they are there");
+        cache.truncate(0, 2).expect("it has more");
+        append(&mut cache, 0);
+        cache.clear(0).expect("it is there");
+    }
+    assert_eq!(cache.bytes(), 2 * alone, "the memory of a fork");
+    cache.clear(1).expect("it is there");
+    cache.shrink();
+    assert_eq!(cache.bytes(), 0);
+    assert!(cache.with_format(CacheFormat::Int8PerToken).is_ok());
+    // A page that is written twice in one list of copies has the exact rows of the last.
+    let mut pool = PagePool::new(4, 32, shape, format).expect("good sizes");
+    for page in [0, 2] {
+        pool.append(BlockTable { entries: &[page], lens: &[20] }, t.k.view(), t.v.view()).expect("they fit");
+    }
+    pool.copy_pages(&[[1, 2], [0, 2], [2, 3]]).expect("pages of the pool");
+    let pages = Inputs::paged(t.q.view(), pool.pages(BlockTable { entries: &[3], lens: &[20] }).expect("a good table"));
+    let got = pages.key_values().expect("pages").key([0, 1, 3, 7]).expect("a key");
+    assert_eq!(got.to_bits(), t.k.get([0, 1, 3, 7]).to_bits());
+}
+
 /// Rows have the same bits from a pool, whatever their number, and from a cache that grew token by token.
 #[test]
 fn bits_do_not_depend_on_how_tokens_came() {
@@ -336,6 +403,21 @@ fn what_has_no_meaning_is_refused() {
     let row = Tensor::filled([1, 1, 1, 32], 0.5);
     cache.append(row.view(), row.view()).expect("they fit");
     assert_eq!(said(cache.with_format(int8)), "format: needs an empty cache");
+    // Settings that a shorter method would drop.
+    let set = new().with_format(KvFormat::new(float, int8)).expect("an empty cache");
+    assert_eq!(said(set.clone().dtype(Dtype::F16)), "dtype: needs a cache without with_format, which is set");
+    assert!(set.with_format(int8).is_ok());
+    // A transformed row may have an element sixteen times as large.
+    for (format, most) in [(INTEGERS[1], 4094.0), (INTEGERS[2], 4094.0), (INTEGERS[0], 9e35)] {
+        let mut cache = new().with_format(hadamard(format)).expect("an empty cache");
+        let [fits, too_large] = [most, 1.2 * most].map(|x| Tensor::filled([1, 1, 1, 32], x));
+        cache.append(fits.view(), fits.view()).expect("they fit");
+        let error = cache.append(row.view(), too_large.view()).expect_err("too large").to_string();
+        assert!(error.starts_with("v:") && cache.lens() == [1], "{error}");
+        let held = Inputs::cached(row.view(), &cache).key_values().expect("a cache");
+        let got = held.key([0, 0, 0, 5]).expect("a key");
+        assert!((got / most - 1.0).abs() < 0.2, "{got}");
+    }
     // Each side refuses what it cannot store, before anything is written.
     let mut cache = new().with_format(KvFormat::new(float, int8)).expect("an empty cache");
     let bad = Tensor::filled([1, 1, 1, 32], f32::INFINITY);

@@ -85,7 +85,7 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Returns the types of keys and of values; `None` for int8 and int4.
+    /// Returns the types of keys and of values; `None` for those of eight and four bits.
     pub(crate) fn dtypes(&self) -> [Option<Dtype>; 2] {
         match &self.pool {
             Pool::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),

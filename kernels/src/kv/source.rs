@@ -161,7 +161,7 @@ impl<'a> KeyValues<'a> {
         (k * key + v * value).div_ceil(8)
     }
 
-    /// Returns the types of keys and of values; `None` for int8 and int4.
+    /// Returns the types of keys and of values; `None` for those of eight and four bits.
     #[inline]
     pub fn dtypes(&self) -> [Option<Dtype>; 2] {
         match &self.0 {
@@ -234,7 +234,10 @@ impl<'a> KeyValues<'a> {
 
     /// Returns an element of a key or of a value.
     fn element(&self, part: TokenPart, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        Some(self.elements(part, [b, h, j], d..d.checked_add(1)?)?[0])
+        match &self.0 {
+            Source::Tensors { k, v } => if part == TokenPart::Key { k } else { v }.get([b, h, j, d]),
+            _ => Some(self.elements(part, [b, h, j], d..d.checked_add(1)?)?[0]),
+        }
     }
 
     /// Returns some elements of key or value `[b, h, j]`, widened; `None` outside the shape, or where a cache has evicted the key.

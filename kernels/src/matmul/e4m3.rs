@@ -68,6 +68,11 @@ unsafe impl Load for E4m3 {
     }
 }
 
+/// Returns true if a number may be the scale of codes: a normal one with which all are finite.
+pub fn is_e4m3_scale(scale: f32) -> bool {
+    (f32::MIN_POSITIVE..=f32::MAX / LARGEST).contains(&scale)
+}
+
 /// Returns the number of a code, exactly.
 pub fn e4m3(code: u8) -> f32 {
     E4m3(code).widen()

@@ -161,14 +161,14 @@ impl Tensor<'_> {
         Some(by_type!(Tensor => Tensor, self, |view| view.columns(range)?))
     }
 
-    /// Returns the first finite element that rounds to ∞ in binary16, and its index, if there is one.
-    pub fn beyond_f16(&self, isa: Isa) -> Option<([usize; 4], f32)> {
-        if self.dtype() == Dtype::F16 {
+    /// Returns the first finite element of at least this magnitude, and its index, if there is one.
+    pub fn beyond(&self, isa: Isa, least: f32) -> Option<([usize; 4], f32)> {
+        if self.dtype() == Dtype::F16 && least >= F16::LEAST_INFINITE {
             return None;
         }
         by_type!(Tensor, self, |view| {
             let [batch, heads, rows, dim] = view.shape();
-            let beyond = |x: f32| x.is_finite() && x.abs() >= F16::LEAST_INFINITE;
+            let beyond = |x: f32| x.is_finite() && x.abs() >= least;
             let mut at = (0..batch * heads * rows).map(|i| [i / rows / heads, i / rows % heads, i % rows]);
             at.find_map(|[b, h, l]| {
                 let row = view.contiguous_row([b, h, l]);

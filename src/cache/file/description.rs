@@ -164,21 +164,15 @@ pub(crate) struct StoredSequence {
     pub(crate) evicted: Option<[usize; 2]>,
 }
 
-impl StoredSequence {
-    /// Iterates over the keys that are held.
-    pub(super) fn held(&self) -> impl Iterator<Item = usize> + Clone + use<> {
-        let [start, end] = self.evicted.unwrap_or([0, 0]);
-        (0..start).chain(end..self.len)
-    }
-}
-
 /// Iterates over the tokens of a sequence that have a part, if the first `exact` are exact.
 pub(super) fn held(
     contents: StoredSequence,
     part: TokenPart,
     exact: usize,
 ) -> impl Iterator<Item = usize> + Clone + use<> {
-    contents.held().filter(move |&token| !part.is_exact() || token < exact)
+    let [start, end] = contents.evicted.unwrap_or([0, 0]);
+    let most = if part.is_exact() { exact } else { usize::MAX };
+    (0..start.min(most)).chain(end..contents.len.min(most).max(end))
 }
 
 impl Description {
@@ -243,6 +237,15 @@ impl Description {
             ("exact first tokens", self.exact_first.to_string()),
             ("scales of heads", format!("{:?} and {:?}", self.key_scales, self.value_scales)),
         ]
+    }
+
+    /// Returns the scales of heads that a part has for each row, if it has such.
+    pub(super) fn head_scales(&self, part: TokenPart) -> &[f32] {
+        match part {
+            TokenPart::KeyScale => &self.key_scales,
+            TokenPart::ValueScale => &self.value_scales,
+            _ => &[],
+        }
     }
 
     /// Returns true if channels of keys have scales.

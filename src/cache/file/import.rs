@@ -9,7 +9,7 @@ use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::KvShape;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
-use sdpa_kernels::{F16, TokenPart, is_int8_scale};
+use sdpa_kernels::{F16, TokenPart, is_e4m3_scale, is_int8_scale};
 use serde::Deserialize;
 
 pub(crate) fn wrong(why: impl Into<String>) -> Error {
@@ -88,6 +88,7 @@ impl<'a> File<'a> {
                 let shape = tensor_shape(part, [heads, held, row], formats);
                 let bytes = self.tensor(&name, tensor_dtype(part, formats), &shape)?;
                 check_integers(&name, part, bytes, format_of(part, formats))?;
+                check_head_scales(&name, bytes, description.head_scales(part))?;
                 tensors.push((part, [row, size], bytes));
             }
         }
@@ -229,13 +230,27 @@ fn check_integers(name: &str, part: TokenPart, bytes: &[u8], elements: ElementFo
             Err(wrong(format!("{name}: an element is -128, but must be at least -127")))
         }
         TokenPart::KeyScale | TokenPart::ValueScale => {
+            let codes = matches!(elements, ElementFormat::E4m3PerToken | ElementFormat::E4m3PerHead);
+            let (fits, of): (fn(f32) -> bool, _) =
+                if codes { (is_e4m3_scale, "codes") } else { (is_int8_scale, "int8 rows") };
             let mut scales = bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x));
-            match scales.find(|&scale| !is_int8_scale(scale)) {
-                Some(bad) => Err(wrong(format!("{name}: a scale is {bad}, but must be one that int8 rows have"))),
+            match scales.find(|&scale| !fits(scale)) {
+                Some(bad) => Err(wrong(format!("{name}: a scale is {bad}, but must be one that {of} have"))),
                 None => Ok(()),
             }
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses scales of rows that are not those of their heads, if there are such: `held` rows each.
+fn check_head_scales(name: &str, bytes: &[u8], heads: &[f32]) -> Result<(), Error> {
+    let rows = bytes.len() / size_of::<f32>() / heads.len().max(1);
+    let scales = heads.iter().flat_map(|&scale| core::iter::repeat_n(scale, rows));
+    let mut pairs = bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).zip(scales);
+    match pairs.find(|(got, scale)| got != scale) {
+        Some((bad, scale)) => Err(wrong(format!("{name}: a scale is {bad}, but that of its head is {scale}"))),
+        None => Ok(()),
     }
 }
 

@@ -164,7 +164,9 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// otherwise than by hiding keys.
     fn scaling(&self) -> Scaling {
         let (options, scale) = (&self.call.options, self.call.scale);
-        let by_softmax = by_arithmetic!(self.products.weights, |A| A::SCALES_IN_SOFTMAX);
+        // Keys of integers are multiplied by queries that have the scale already.
+        let of_keys = by_arithmetic!(self.products.keys, |A| A::SCALES_IN_SOFTMAX);
+        let by_softmax = of_keys && by_arithmetic!(self.products.weights, |A| A::SCALES_IN_SOFTMAX);
         let changed =
             options.softcap.is_some() || options.bias.is_some() || options.alibi.is_some() || self.given.score;
         let written = self.outputs.points.iter().any(Option::is_some);

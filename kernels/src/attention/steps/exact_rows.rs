@@ -101,12 +101,16 @@ impl<'a> ExactKeys<'a> {
         s.vectorize(
             #[inline(always)]
             move || {
-                for (weight, value) in weights.iter().zip(self.rows_of(values, 0)) {
-                    let weight = s.splat(weight * factor);
-                    for (sum, x) in row.as_chunks_mut::<LANES>().0.iter_mut().zip(value) {
-                        // SAFETY: arrays have sixteen lanes.
-                        unsafe { s.store(sum.as_mut_ptr(), s.fma(weight, s.load(x.as_ptr()), s.load(sum.as_ptr()))) }
+                let weights = weights.map(|weight| s.splat(weight * factor));
+                for (i, sum) in row.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                    // SAFETY: arrays have sixteen lanes.
+                    let mut lanes = unsafe { s.load(sum.as_ptr()) };
+                    for (&weight, value) in weights.iter().zip(self.rows_of(values, i * LANES)) {
+                        // SAFETY: as above.
+                        lanes = s.fma(weight, unsafe { s.load(value[0].as_ptr()) }, lanes);
                     }
+                    // SAFETY: as above.
+                    unsafe { s.store(sum.as_mut_ptr(), lanes) }
                 }
             },
         );

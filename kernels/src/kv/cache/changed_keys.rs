@@ -39,7 +39,7 @@ impl Cache {
         let held: Vec<_> = held.filter_map(|at| Some((at, self.blocks[sequence].get(at)?.clone()))).collect();
         let mut copies = Counts::default();
         held.iter().for_each(|(_, block)| copies[size_for(block.rows)] += 1);
-        let mut copies = SpareBlocks::default().try_allocate(self.store.sizes, copies, Counts::default())?;
+        let mut copies = SpareBlocks::default().try_allocate(self.store.sizes, copies, Counts::default(), 0)?;
         let (mut changed, mut floats) = (Vec::new(), Vec::new());
         let mut exact = None;
         for (at, block) in held {

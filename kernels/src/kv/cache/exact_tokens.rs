@@ -13,6 +13,13 @@ impl Cache {
         self.store.sizes.exact > 0 && self.exact[sequence].as_ref().is_none_or(is_shared)
     }
 
+    /// Takes the exact rows of a sequence without keys, or of one whose first keys are evicted, for others to use.
+    pub(super) fn spare_exact(&mut self, sequence: usize) {
+        if let Some(rows) = self.exact[sequence].take() {
+            self.spare.push_exact(rows);
+        }
+    }
+
     /// Returns the exact rows of a sequence to write to: its own, taken from the spare ones unless it has them.
     pub(super) fn exact_mut(&mut self, sequence: usize) -> &mut [f32] {
         if self.lacks_exact(sequence) {

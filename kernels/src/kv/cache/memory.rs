@@ -52,6 +52,9 @@ impl Cache {
     /// Evicts the keys that no later row will see.
     pub(super) fn evict(&mut self, sequence: usize) {
         let evictable = self.evictable(sequence);
+        if evictable.start == 0 && !evictable.is_empty() {
+            self.spare_exact(sequence);
+        }
         self.blocks[sequence].evict(evictable).for_each(|block| self.spare.push(block));
     }
 
@@ -80,9 +83,7 @@ impl Cache {
             let evicted = there.held_in(self.evictable(sequence)).iter();
             evicted.filter(|block| !is_shared(block)).for_each(|block| freed[size_for(block.rows)] += 1);
         }
-        let mut new = self.spare.try_allocate(self.store.sizes, needed, freed)?;
-        self.spare.try_allocate_exact(self.store.sizes, exact, &mut new)?;
-        Some(new)
+        self.spare.try_allocate(self.store.sizes, needed, freed, exact)
     }
 
     /// Returns a block to write to, which exists, has room for `rows` keys and is not shared.

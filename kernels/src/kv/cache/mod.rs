@@ -33,7 +33,7 @@ use blocks::Blocks;
 use core::ops::Range;
 pub(crate) use exact::ExactRows;
 pub use layout::MAX_EXACT;
-use layout::{KeyOrder, Sizes};
+use layout::{Format, KeyOrder, Sizes};
 pub use pool::PackedPool;
 pub use spare::SpareBlocks;
 use std::sync::Arc;
@@ -124,6 +124,7 @@ impl Cache {
         let mut emptied = self.emptied();
         let format = emptied.store.format();
         assert!(format == KvFormat::from(format.values), "latent keys are the values");
+        assert!(emptied.store.sizes.keys != Format::E4m3, "latent keys are floats or integers");
         let sizes = &mut emptied.store.sizes;
         assert!(sizes.value_dim <= sizes.head_dim, "values are columns of the keys");
         (sizes.key_order, sizes.value_order) = (KeyOrder::Latent, ValueOrder::Rows);
@@ -264,6 +265,9 @@ impl Cache {
         if len < self.lens[sequence] {
             self.lens[sequence] = len;
             self.blocks[sequence].truncate(len.div_ceil(KEY_BLOCK)).for_each(|block| self.spare.push(block));
+            if len == 0 {
+                self.spare_exact(sequence);
+            }
         }
     }
 

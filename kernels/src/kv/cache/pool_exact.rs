@@ -113,16 +113,17 @@ impl PackedPool {
                 to.rows.floats_mut()[..floats].copy_from_slice(&from.rows.floats()[..floats]);
                 to.tokens = from.tokens;
             }
-            (_, to) => *to = None,
+            (None, Some(to)) => to.tokens = 0,
+            (_, None) => {}
         }
     }
 
     /// Moves the exact rows of a token of a page to another row and page, if it has such, or makes them of what is stored.
-    pub(super) fn move_exact(&mut self, [to_page, from_page]: [usize; 2], [to, from]: [usize; 2], exact: bool) {
+    pub(super) fn move_exact(&mut self, [to_page, from_page]: [usize; 2], [to, from]: [usize; 2]) {
         let (sizes, Some(mut page)) = (self.store.sizes, self.exact[to_page].take_if(|page| to < page.tokens)) else {
             return;
         };
-        if to_page == from_page && exact && from < page.tokens {
+        if to_page == from_page && from < page.tokens {
             sizes.copy_exact(page.rows.floats_mut(), [to, from]);
         } else {
             self.store.fill_exact(page.rows.floats_mut(), to, |part, head| self.stored([from_page, head, from], part));

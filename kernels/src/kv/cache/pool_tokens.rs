@@ -41,7 +41,7 @@ impl PackedPool {
             let [pages, rows] =
                 [at.map(|token| table.entries[sequence * width + token / size] as usize), at.map(|token| token % size)];
             if at[0] < sizes.exact {
-                self.move_exact(pages, rows, at[1] < sizes.exact);
+                self.move_exact(pages, rows);
             } else if at[0] >= size {
                 self.end_exact(pages[0], rows[0]);
             }

@@ -63,13 +63,11 @@ impl SpareBlocks {
         self.exact.pop()
     }
 
-    /// Allocates the exact rows of `sequences` sequences that are missing. `None` if there is not enough memory.
-    pub(super) fn try_allocate_exact(&self, sizes: Sizes, sequences: usize, new: &mut Self) -> Option<()> {
-        for _ in self.exact.len()..sequences {
-            new.exact.try_reserve(1).ok()?;
-            new.exact.push(Arc::new(AlignedBuf::try_new(sizes.exact_floats())?));
+    /// Keeps exact rows for later, if they are not shared.
+    pub(super) fn push_exact(&mut self, rows: Arc<AlignedBuf>) {
+        if !is_shared(&rows) {
+            self.exact.push(rows);
         }
-        Some(())
     }
 
     /// Number of bytes of spare exact rows.
@@ -88,16 +86,17 @@ impl SpareBlocks {
         self.exact.clear();
     }
 
-    /// Allocates the needed blocks that are missing even once `freed` blocks are freed. `None` if there is not enough
-    /// memory.
-    pub(super) fn try_allocate(&mut self, sizes: Sizes, needed: Counts, freed: Counts) -> Option<Self> {
+    /// Allocates the needed blocks, and the exact rows of a number of sequences, that are missing even once `freed` blocks are freed.
+    /// `None` if there is not enough memory.
+    pub(super) fn try_allocate(&mut self, sizes: Sizes, needed: Counts, freed: Counts, exact: usize) -> Option<Self> {
         let mut there = freed;
         there.iter_mut().zip(&self.blocks).for_each(|(there, blocks)| *there += blocks.len());
         let (missing, mut new) = (missing(needed, there), Self::default());
         // Requested at once first: block by block, the system would grant more than it has.
         let each =
             missing.iter().zip(ROWS).map(|(&blocks, rows)| blocks.saturating_mul(sizes.with_rows(rows).floats()));
-        let all = each.fold(0, usize::saturating_add);
+        let exact = exact.saturating_sub(self.exact.len());
+        let all = each.fold(exact.saturating_mul(sizes.exact_floats()), usize::saturating_add);
         if all > MUCH && !has_memory(all) {
             return None;
         }
@@ -110,6 +109,10 @@ impl SpareBlocks {
             for _ in 0..blocks {
                 new.blocks[size].push(Arc::new(sizes.try_block(ROWS[size])?));
             }
+        }
+        new.exact.try_reserve_exact(exact).ok()?;
+        for _ in 0..exact {
+            new.exact.push(Arc::new(AlignedBuf::try_new(sizes.exact_floats())?));
         }
         Some(new)
     }

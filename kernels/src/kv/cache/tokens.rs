@@ -254,11 +254,10 @@ impl Cache {
         let rows = rows.map(|block| Self::rows_up_to(block, len));
         let mut needed = Counts::default();
         rows.clone().for_each(|rows| needed[size_for(rows)] += 1);
-        let Some(mut new) = self.spare.try_allocate(self.store.sizes, needed, Counts::default()) else { return false };
         let exact = usize::from(len > 0 && self.lacks_exact(sequence));
-        if self.spare.try_allocate_exact(self.store.sizes, exact, &mut new).is_none() {
+        let Some(new) = self.spare.try_allocate(self.store.sizes, needed, Counts::default(), exact) else {
             return false;
-        }
+        };
         self.spare.append(new);
         if exact > 0 {
             self.exact_mut(sequence);
@@ -280,10 +279,7 @@ impl Cache {
             }
         }
         let exact = usize::from(moved.start < self.store.sizes.exact.min(moved.end) && self.lacks_exact(sequence));
-        let new = self.spare.try_allocate(self.store.sizes, copies, Counts::default()).and_then(|mut new| {
-            self.spare.try_allocate_exact(self.store.sizes, exact, &mut new)?;
-            Some(new)
-        });
+        let new = self.spare.try_allocate(self.store.sizes, copies, Counts::default(), exact);
         new.map(|new| self.spare.append(new)).is_some()
     }
 
