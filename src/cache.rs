@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::shape::KvShape;
 pub(crate) use build::check_format;
 pub use codes::widen_latent_e4m3;
+pub(crate) use codes::widened_codes;
 use core::num::NonZeroUsize;
 use core::ops::Range;
 pub(crate) use held::check_held;

@@ -3,10 +3,12 @@
 #[cfg(feature = "safetensors")]
 mod file;
 
-use crate::cache::{check_accepted, check_elements, check_format, check_tokens};
+use crate::cache::{check_accepted, check_elements, check_format, check_tokens, widened_codes};
 use crate::error::{Error, at_most, same};
 use crate::shape::KvShape;
-use sdpa_kernels::{BlockTable, Bound, CacheFormat, Isa, KvFormat, NewTokens, PackedPool, PageError, Pages, Tensor};
+use sdpa_kernels::{
+    BlockTable, Bound, CacheFormat, Isa, KvFormat, NewTokens, PackedPool, PageError, Pages, Tensor, View,
+};
 
 /// Keys and values of one layer in pages, for servers that allocate memory page by page. Keys are packed when they are
 /// appended, so a decode step reads them as fast as those of a [`KvCache`](crate::KvCache). (Keys of your own pool, in
@@ -143,6 +145,16 @@ impl PagePool {
         let rows = 0..k.shape()[2];
         let tokens = (0..table.lens.len()).map(|sequence| NewTokens { sequence, b: sequence, rows: rows.clone() });
         self.write(table, [k, v], tokens)
+    }
+
+    /// Appends tokens whose keys and values are E4M3 codes with the scales of this pool, as
+    /// [`KvCache::append_codes`](crate::KvCache::append_codes) does: `n` to every sequence of a table, as [`Self::append`].
+    ///
+    /// # Errors
+    /// [`Error::Needs`] unless keys and values have the format [`CacheFormat::E4m3PerHead`]; otherwise as [`Self::append`].
+    pub fn append_codes(&mut self, table: BlockTable<'_>, k: View<'_, u8>, v: View<'_, u8>) -> Result<(), Error> {
+        let [keys, values] = widened_codes(self.format(), (self.shape(), "the pool"), [k, v])?;
+        self.append(table, View::bhld(&keys, k.shape())?, View::bhld(&values, v.shape())?)
     }
 
     /// Appends tokens of different numbers to the sequences of a table; its lengths count them already. Keys

@@ -2,7 +2,8 @@
 
 use crate::cache::{KvCache, check_tokens};
 use crate::error::{Error, same};
-use sdpa_kernels::{Bound, CacheFormat, View, e4m3, has_memory};
+use crate::shape::KvShape;
+use sdpa_kernels::{Bound, CacheFormat, KvFormat, View, e4m3, has_memory};
 
 /// Numbers of a token of [`widen_latent_e4m3`], of those that a scale is for, and of those that are bfloat16.
 const CODES: usize = 512;
@@ -37,21 +38,28 @@ impl KvCache {
     /// # Errors
     /// [`Error::Needs`] unless keys and values have this format; otherwise as [`Self::append_to`].
     pub fn append_codes(&mut self, sequence: usize, k: View<'_, u8>, v: View<'_, u8>) -> Result<(), Error> {
-        let format = self.format();
-        let (CacheFormat::E4m3PerHead(of_keys), CacheFormat::E4m3PerHead(of_values)) = (format.keys, format.values)
-        else {
-            return Err(Error::Needs { argument: "format", needs: "E4m3PerHead, for keys and values" });
-        };
-        let none = |x: View<'_, u8>| View::from_strides(&[0.0], 0, x.shape(), [0; 4]);
         self.there("sequence", sequence)?;
         let (got, of) = (k.shape()[0], "as tokens of one sequence are appended");
         if got != 1 {
             return Err(Error::Range { argument: "k", what: "batch", got, bound: Bound::Exactly, limit: 1, of });
         }
-        check_tokens(self.shape(), "the cache", none(k)?.into(), none(v)?.into())?;
-        let (keys, values) = (widened(k, of_keys)?, widened(v, of_values)?);
+        let [keys, values] = widened_codes(self.format(), (self.shape(), "the cache"), [k, v])?;
         self.append_to(sequence, View::bhld(&keys, k.shape())?, View::bhld(&values, v.shape())?)
     }
+}
+
+/// Widens codes of keys and values, of a format that has scales of heads; sizes are those of `of`.
+pub(crate) fn widened_codes(
+    format: KvFormat<'_>,
+    (shape, of): (KvShape, &'static str),
+    [k, v]: [View<'_, u8>; 2],
+) -> Result<[Vec<f32>; 2], Error> {
+    let (CacheFormat::E4m3PerHead(of_keys), CacheFormat::E4m3PerHead(of_values)) = (format.keys, format.values) else {
+        return Err(Error::Needs { argument: "format", needs: "E4m3PerHead, for keys and values" });
+    };
+    let none = |x: View<'_, u8>| View::from_strides(&[0.0], 0, x.shape(), [0; 4]);
+    check_tokens(shape, of, none(k)?.into(), none(v)?.into())?;
+    Ok([widened(k, of_keys)?, widened(v, of_values)?])
 }
 
 /// Widens codes, each times the scale of its head.

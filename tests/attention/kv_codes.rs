@@ -98,6 +98,35 @@ fn pools_of_codes_are_caches_of_codes() {
     }
 }
 
+/// Codes in a pool are those in a cache.
+#[test]
+fn pools_take_codes_as_they_are() {
+    let mut rng = Rng::new(4);
+    let shape = KvShape { kv_heads: 2, head_dim: 24, value_dim: 17 };
+    let scales = [0.5, 3.0];
+    let format = CacheFormat::E4m3PerHead(&scales);
+    let [(k, wide), (v, _)] = [24, 17].map(|dim| codes([1, 2, 20, dim], &mut rng, true));
+    let [k, v] = [(&k, 24), (&v, 17)].map(|(x, dim)| View::bhld(x, [1, 2, 20, dim]).expect("dense"));
+    let mut cache = KvCache::new(1, shape).and_then(|cache| cache.with_format(format)).expect("good sizes");
+    let mut pool = PagePool::new(3, 16, shape, format).expect("good sizes");
+    cache.append_codes(0, k, v).expect("they fit");
+    let table = BlockTable { entries: &[2, 0], lens: &[20] };
+    pool.append_codes(table, k, v).expect("they fit");
+    let q = Tensor::normal([1, 2, 1, 24], &mut rng);
+    let pages = Inputs::paged(q.view(), pool.pages(table).expect("a good table")).key_values().expect("pages");
+    let held = Inputs::cached(q.view(), &cache).key_values().expect("a cache");
+    for at @ [_, h, _, d] in indices([1, 2, 20, 24]) {
+        let [got, other] = [pages.key(at), held.key(at)].map(|x| x.expect("a key").to_bits());
+        assert_eq!(got, other);
+        let expected = wide.get(at) * scales[h];
+        assert!(f32::from_bits(got) == expected || expected.is_nan() && f32::from_bits(got).is_nan(), "{at:?}");
+        let place = [0, h, at[2], d.min(16)];
+        assert_eq!(pages.value(place).map(f32::to_bits), held.value(place).map(f32::to_bits));
+    }
+    let mut floats = PagePool::new(3, 16, shape, CacheFormat::Elements(Dtype::F32)).expect("good sizes");
+    assert!(matches!(floats.append_codes(table, k, v), Err(Error::Needs { argument: "format", .. })));
+}
+
 /// A latent token of 656 bytes: codes, four scales, then bfloat16.
 #[test]
 fn latent_tokens_of_other_engines_are_read() {

@@ -172,36 +172,28 @@ fn tanh_small<S: Simd>(s: S, x: S::V) -> S::V {
 /// handled is NaN then.
 pub(crate) fn scale_columns<S: Simd>(
     s: S,
-    mut row_block: ScoreBlock<'_>,
+    row_block: ScoreBlock<'_>,
     scales: &[f32],
     factor: f32,
     nonfinite: NonFinite,
 ) {
-    s.vectorize(
+    let scales = scales.as_chunks::<LANES>().0;
+    row_block.replace(
+        s,
         #[inline(always)]
-        move || {
-            let (factor, zero, nan) = (s.splat(factor), s.splat(0.0), s.splat(f32::NAN));
-            assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= scales.len()));
-            row_block.for_each_row(
-                #[inline(always)]
-                |_, panels, scores| {
-                    for panel in panels {
-                        // SAFETY: panels lie inside the row, and inside `scales`, as asserted.
-                        unsafe {
-                            let at = scores.add(panel * LANES);
-                            let scale = s.mul(s.load(scales.as_ptr().add(panel * LANES)), factor);
-                            let size = s.max(scale, s.sub(zero, scale));
-                            let scale = match nonfinite {
-                                NonFinite::Handled => size,
-                                NonFinite::Ignored => s.select_eq(scale, size, scale, nan),
-                            };
-                            s.store(at, s.mul(s.load(at), scale));
-                        }
-                    }
+        |_, panel, scores| {
+            // SAFETY: an array of sixteen lanes.
+            let scale = s.mul(unsafe { s.load(scales[panel].as_ptr()) }, s.splat(factor));
+            let size = s.max(scale, s.sub(s.splat(0.0), scale));
+            s.mul(
+                scores,
+                match nonfinite {
+                    NonFinite::Handled => size,
+                    NonFinite::Ignored => s.select_eq(scale, size, scale, s.splat(f32::NAN)),
                 },
-            );
+            )
         },
-    )
+    );
 }
 
 /// Replaces each score by `c·tanh(score / c)`, and writes `derivatives`, `[row][SCORE_STRIDE]`, if they are wanted.
