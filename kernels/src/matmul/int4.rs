@@ -84,8 +84,16 @@ pub(crate) fn quantise<S: Simd>(s: S, xs: &[f32], kind: Int4, out: &mut [i8; BLO
             if let (Int4::Centred, Some(&first)) = (kind, xs.first()) {
                 (least, most) = (first, first);
             }
-            for &x in xs {
-                (least, most) = (if x < least { x } else { least }, if x > most { x } else { most });
+            let [least_of, most_of] =
+                [|a: f32, x: f32| if x < a { x } else { a }, |a: f32, x: f32| if x > a { x } else { a }];
+            let (vectors, rest) = xs.as_chunks::<LANES>();
+            let (mut lows, mut highs) = ([least; LANES], [most; LANES]);
+            for vector in vectors {
+                lows = core::array::from_fn(|i| least_of(lows[i], vector[i]));
+                highs = core::array::from_fn(|i| most_of(highs[i], vector[i]));
+            }
+            for (&low, &high) in lows.iter().chain(rest).zip(highs.iter().chain(rest)) {
+                (least, most) = (least_of(least, low), most_of(most, high));
             }
             let centre = match kind {
                 Int4::Symmetric => F16::from_f32(0.0),

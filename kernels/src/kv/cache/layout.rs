@@ -30,11 +30,13 @@ pub(super) enum Format {
 
 impl Format {
     /// Returns the number of bytes of an element, or of two where a byte holds them.
+    #[inline(always)]
     pub(super) fn element_bytes(self) -> usize {
         if let Self::Elements(dtype) = self { dtype.bytes() } else { 1 }
     }
 
     /// Returns the number of scales and centres of a row of `dim` elements, and the bytes of each.
+    #[inline(always)]
     pub(super) fn numbers(self, dim: usize) -> [usize; 2] {
         match self {
             Self::Elements(_) | Self::Int8Channels => [0, size_of::<f32>()],
@@ -45,6 +47,7 @@ impl Format {
 
     /// Returns the number of elements that machines multiply at once, which lie side by side: of a packed key, or of a column of
     /// neighbouring keys' values.
+    #[inline(always)]
     fn packed_group(self) -> usize {
         match self {
             Self::Elements(Dtype::Bf16) => 2,
@@ -93,12 +96,14 @@ pub(super) struct Parts {
 impl Sizes {
     /// Returns the number of columns of values, or of latent keys, which hold the values, filled up to whole vectors or
     /// blocks.
+    #[inline(always)]
     pub(super) fn width(self) -> usize {
         let multiple = if let Format::Int4(_) = self.values { int4::BLOCK } else { LANES };
         self.row_dim().next_multiple_of(multiple)
     }
 
     /// Returns the number of elements that are stored as a value: those of the key in a latent cache.
+    #[inline(always)]
     pub(super) fn row_dim(self) -> usize {
         match self.key_order {
             KeyOrder::Packed => self.value_dim,
@@ -107,11 +112,13 @@ impl Sizes {
     }
 
     /// Returns the number of neighbouring elements of a key that lie side by side.
+    #[inline(always)]
     pub(super) fn key_group(self) -> usize {
         self.keys.packed_group()
     }
 
     /// Returns the number of neighbouring keys whose values lie side by side. Latent floats are rows.
+    #[inline(always)]
     pub(super) fn value_group(self) -> usize {
         match (self.values, self.key_order) {
             (Format::Elements(_), KeyOrder::Latent) => 1,
@@ -154,6 +161,7 @@ impl Sizes {
     }
 
     /// Returns the sizes of a block of another number of keys.
+    #[inline(always)]
     pub(super) fn with_rows(self, rows: usize) -> Self {
         Self { rows, ..self }
     }
@@ -177,6 +185,7 @@ impl Sizes {
     }
 
     /// Returns the number of elements of a panel of sixteen keys; in int4, of bytes.
+    #[inline(always)]
     pub(super) fn panel(self) -> usize {
         match self.keys {
             Format::Int4(_) => int4::blocks(self.head_dim) * int4::BLOCK_BYTES,
@@ -185,11 +194,13 @@ impl Sizes {
     }
 
     /// Returns the number of numbers beside the blocks of a panel of int4 keys.
+    #[inline(always)]
     pub(super) fn panel_numbers(self, kind: Int4) -> usize {
         int4::blocks(self.head_dim) * kind.numbers() * LANES
     }
 
     /// Returns the layout of a head's values. A row holds a group of keys.
+    #[inline(always)]
     pub(super) fn value_layout(self) -> ValueLayout {
         let rows = self.rows / self.value_group();
         match self.values {
@@ -199,6 +210,7 @@ impl Sizes {
     }
 
     /// Returns the index, among a head's values, of element `column` of value `row`; in int4, the index of its byte.
+    #[inline(always)]
     pub(super) fn value(self, row: usize, column: usize) -> usize {
         if let Format::Int4(kind) = self.values {
             return self.int4_value(kind, [row, column]).byte;
@@ -208,16 +220,19 @@ impl Sizes {
     }
 
     /// Returns the place of an element of a head's int4 keys.
+    #[inline(always)]
     pub(super) fn int4_key(self, kind: Int4, at: [usize; 2]) -> Place {
         Place::of_key(kind, int4::blocks(self.head_dim), at)
     }
 
     /// Returns the place of an element of a head's int4 values.
+    #[inline(always)]
     pub(super) fn int4_value(self, kind: Int4, at: [usize; 2]) -> Place {
         Place::of_value(kind, self.rows, at)
     }
 
     /// Returns the index, among a head's packed keys, of element `d` of key `row`; in int4, the index of its byte.
+    #[inline(always)]
     pub(super) fn key(self, row: usize, d: usize) -> usize {
         if let Format::Int4(kind) = self.keys {
             return self.int4_key(kind, [row, d]).byte;
