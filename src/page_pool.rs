@@ -196,7 +196,7 @@ impl PagePool {
         [k, v]: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
     ) -> Result<(), Error> {
-        check_tokens(self.shape(), "the pool", k, v)?;
+        check_tokens(self.shape(), "the pool", [k.shape(), v.shape()])?;
         // What the tensors hold is looked at last: views may be huge, but not what the pool has pages for.
         let isa = self.isa;
         let first = tokens.clone();

@@ -40,11 +40,7 @@ impl KvCache {
         v: impl Into<Tensor<'t>>,
     ) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
-        self.there("sequence", sequence)?;
-        let (got, of) = (k.shape()[0], "as tokens of one sequence are appended");
-        if got != 1 {
-            return Err(Error::Range { argument: "k", what: "batch", got, bound: Bound::Exactly, limit: 1, of });
-        }
+        self.check_one(sequence, k.shape()[0])?;
         self.check(k, v)?;
         self.write([k, v], [NewTokens { sequence, b: 0, rows: 0..k.shape()[2] }].into_iter())
     }
@@ -85,6 +81,16 @@ impl KvCache {
         self.write([k, v], parts.map(|(&sequence, at)| NewTokens { sequence, b: 0, rows: at[0]..at[1] }))
     }
 
+    /// Refuses a sequence that is not there, and keys of another number of sequences than one.
+    pub(super) fn check_one(&self, sequence: usize, batch: usize) -> Result<(), Error> {
+        self.there("sequence", sequence)?;
+        let (got, of) = (batch, "as tokens of one sequence are appended");
+        if got != 1 {
+            return Err(Error::Range { argument: "k", what: "batch", got, bound: Bound::Exactly, limit: 1, of });
+        }
+        Ok(())
+    }
+
     fn refuse_repeated(&mut self, sequences: &[usize]) -> Result<(), Error> {
         self.sorted.clear();
         self.sorted.extend_from_slice(sequences);
@@ -116,7 +122,7 @@ impl KvCache {
 
     /// Refuses keys and values of sizes that do not fit, and values of a latent cache that are not in its keys.
     fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
-        check_tokens(self.shape(), "the cache", k, v)?;
+        check_tokens(self.shape(), "the cache", [k.shape(), v.shape()])?;
         if self.is_latent() && !v.is_start_of(&k) {
             let needs = "the first columns of k (View::columns), which are the values of a latent cache";
             return Err(Error::Needs { argument: "v", needs });

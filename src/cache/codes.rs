@@ -3,7 +3,7 @@
 use crate::cache::{KvCache, check_tokens};
 use crate::error::{Error, same};
 use crate::shape::KvShape;
-use sdpa_kernels::{Bound, CacheFormat, KvFormat, View, e4m3, has_memory};
+use sdpa_kernels::{Bf16, CacheFormat, KvFormat, View, e4m3, has_memory};
 
 /// Numbers of a token of [`widen_latent_e4m3`], of those that a scale is for, and of those that are bfloat16.
 const CODES: usize = 512;
@@ -38,11 +38,7 @@ impl KvCache {
     /// # Errors
     /// [`Error::Needs`] unless keys and values have this format; otherwise as [`Self::append_to`].
     pub fn append_codes(&mut self, sequence: usize, k: View<'_, u8>, v: View<'_, u8>) -> Result<(), Error> {
-        self.there("sequence", sequence)?;
-        let (got, of) = (k.shape()[0], "as tokens of one sequence are appended");
-        if got != 1 {
-            return Err(Error::Range { argument: "k", what: "batch", got, bound: Bound::Exactly, limit: 1, of });
-        }
+        self.check_one(sequence, k.shape()[0])?;
         let [keys, values] = widened_codes(self.format(), (self.shape(), "the cache"), [k, v])?;
         self.append_to(sequence, View::bhld(&keys, k.shape())?, View::bhld(&values, v.shape())?)
     }
@@ -57,8 +53,7 @@ pub(crate) fn widened_codes(
     let (CacheFormat::E4m3PerHead(of_keys), CacheFormat::E4m3PerHead(of_values)) = (format.keys, format.values) else {
         return Err(Error::Needs { argument: "format", needs: "E4m3PerHead, for keys and values" });
     };
-    let none = |x: View<'_, u8>| View::from_strides(&[0.0], 0, x.shape(), [0; 4]);
-    check_tokens(shape, of, none(k)?.into(), none(v)?.into())?;
+    check_tokens(shape, of, [k.shape(), v.shape()])?;
     Ok([widened(k, of_keys)?, widened(v, of_values)?])
 }
 
@@ -72,7 +67,7 @@ fn widened(codes: View<'_, u8>, scales: &[f32]) -> Result<Vec<f32>, Error> {
     }
     for (b, h, l) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |l| (b, h, l)))) {
         let code = |d| codes.get([b, h, l, d]).copied().unwrap_or(0);
-        all.extend((0..dim).map(|d| e4m3(code(d)) * scales[h]));
+        all.extend((0..dim).map(|d| e4m3(code(d)).to_f32() * scales[h]));
     }
     Ok(all)
 }
@@ -104,10 +99,10 @@ pub fn widen_latent_e4m3(tokens: &[u8], rows: &mut [f32]) -> Result<(), Error> {
         let (latent, end) = row.split_at_mut(CODES);
         let scales = scales.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
         for ((codes, out), scale) in codes.chunks_exact(GROUP).zip(latent.chunks_exact_mut(GROUP)).zip(scales) {
-            out.iter_mut().zip(codes).for_each(|(x, &code)| *x = e4m3(code) * scale);
+            out.iter_mut().zip(codes).for_each(|(x, &code)| *x = e4m3(code).to_f32() * scale);
         }
         for (x, &bytes) in end.iter_mut().zip(rotary.as_chunks().0) {
-            *x = sdpa_kernels::Bf16(u16::from_le_bytes(bytes)).to_f32();
+            *x = Bf16(u16::from_le_bytes(bytes)).to_f32();
         }
     }
     Ok(())

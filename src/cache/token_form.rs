@@ -4,17 +4,17 @@ use crate::error::{Error, same};
 use crate::shape::KvShape;
 use sdpa_kernels::{Basis, CacheFormat, Dtype, F16, Isa, KvFormat, Tensor};
 
-/// Refuses keys and values if their sizes are not `shape`, the sizes of `of`. [`check_elements`] looks at the elements, once
-/// there is memory for them: a view may be huge.
-pub(crate) fn check_tokens(shape: KvShape, of: &'static str, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
+/// Refuses keys and values of these shapes if their sizes are not `shape`, the sizes of `of`. [`check_elements`] looks at the
+/// elements, once there is memory for them: a view may be huge.
+pub(crate) fn check_tokens(shape: KvShape, of: &'static str, [k, v]: [[usize; 4]; 2]) -> Result<(), Error> {
     let KvShape { kv_heads, head_dim, value_dim } = shape;
-    let [batch, _, rows, _] = k.shape();
-    same("k", "heads", k.shape()[1], kv_heads, of)?;
-    same("k", "head_dim", k.shape()[3], head_dim, of)?;
-    same("v", "batch", v.shape()[0], batch, "k")?;
-    same("v", "heads", v.shape()[1], kv_heads, of)?;
-    same("v", "rows", v.shape()[2], rows, "k")?;
-    Ok(same("v", "value_dim", v.shape()[3], value_dim, of)?)
+    let [batch, _, rows, _] = k;
+    same("k", "heads", k[1], kv_heads, of)?;
+    same("k", "head_dim", k[3], head_dim, of)?;
+    same("v", "batch", v[0], batch, "k")?;
+    same("v", "heads", v[1], kv_heads, of)?;
+    same("v", "rows", v[2], rows, "k")?;
+    Ok(same("v", "value_dim", v[3], value_dim, of)?)
 }
 
 /// Refuses keys and values with elements that a format cannot store.

@@ -1,28 +1,7 @@
 //! Numbers of eight bits with four bits of exponent (OCP FP8 E4M3FN), as bfloat16.
 
 use crate::error::{Error, same};
-use sdpa_kernels::Bf16;
-
-/// Bits of the bfloat16 of each code.
-const WIDENED: [u16; 256] = {
-    let (mut all, mut code) = ([0; 256], 0);
-    while code < 256 {
-        let (sign, exponent, fraction) = ((code as u16 >> 7) << 15, (code as u16 >> 3) & 15, code as u16 & 7);
-        all[code] = sign
-            | match (exponent, fraction) {
-                (15, 7) => 0x7fc0,
-                (0, 0) => 0,
-                // Subnormal numbers are n · 2⁻⁹: normal ones of bfloat16, counted from their highest bit.
-                (0, n) => {
-                    let high = n.ilog2() as u16;
-                    (127 - 9 + high) << 7 | (n << (7 - high)) & 0x7f
-                }
-                _ => (exponent + 127 - 7) << 7 | fraction << 4,
-            };
-        code += 1;
-    }
-    all
-};
+use sdpa_kernels::{Bf16, e4m3};
 
 /// Widens numbers of eight bits, OCP FP8 E4M3FN (`float8_e4m3fn`), to bfloat16, exactly: sign, four bits of exponent (bias 7), three
 /// of fraction; no infinities. The codes 0x7f and 0xff become NaN. Scales of keys are [factors](crate::Indexer::key_factors) of an indexer.
@@ -40,7 +19,7 @@ const WIDENED: [u16; 256] = {
 pub fn widen_e4m3(codes: &[u8], to: &mut [Bf16]) -> Result<(), Error> {
     same("widened numbers", "length", to.len(), codes.len(), "codes")?;
     for (to, &code) in to.iter_mut().zip(codes) {
-        *to = Bf16(WIDENED[code as usize]);
+        *to = e4m3(code);
     }
     Ok(())
 }

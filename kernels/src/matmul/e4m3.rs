@@ -5,7 +5,7 @@ use crate::matmul::pack::NonFinite;
 use crate::simd::aligned::Plain;
 use crate::simd::vector::Vector;
 use crate::simd::{LANES, Simd};
-use crate::tensor::element::{Element, F16, Load};
+use crate::tensor::element::{Bf16, Element, Load};
 use crate::tensor::rows::Rows;
 
 /// Code of a number.
@@ -15,8 +15,8 @@ pub(crate) struct E4m3(pub(crate) u8);
 
 /// Largest number.
 pub(crate) const LARGEST: f32 = 448.0;
-/// What an `f16` of the same exponent and fraction is multiplied by: biases are 15 and 7. Products take such `f16`, and the scales of rows
-/// this factor: a power of two, which changes no bit of a sum but where that is subnormal.
+/// Factor of the `f16` of the same exponent and fraction: biases are 15 and 7. Products take such `f16`, and the scales of rows this
+/// factor. It is a power of two: no bit of a sum changes unless that is subnormal.
 pub(crate) const FROM_HALF: f32 = 256.0;
 
 impl E4m3 {
@@ -33,7 +33,7 @@ impl E4m3 {
 
     /// Returns the number.
     pub(crate) fn widen(self) -> f32 {
-        if self.is_nan() { f32::NAN } else { F16(self.half_bits()).widen() * FROM_HALF }
+        e4m3(self.0).widen()
     }
 
     /// Returns the nearest number, of two the even one. The largest stands for all that are larger, and NaN for NaN.
@@ -73,9 +73,30 @@ pub fn is_e4m3_scale(scale: f32) -> bool {
     (f32::MIN_POSITIVE..=f32::MAX / LARGEST).contains(&scale)
 }
 
+/// Bits of the bfloat16 of each code.
+const WIDENED: [u16; 256] = {
+    let (mut all, mut code) = ([0; 256], 0);
+    while code < 256 {
+        let (sign, exponent, fraction) = ((code as u16 >> 7) << 15, (code as u16 >> 3) & 15, code as u16 & 7);
+        all[code] = sign
+            | match (exponent, fraction) {
+                (15, 7) => 0x7fc0,
+                (0, 0) => 0,
+                // Subnormal numbers are n · 2⁻⁹: normal ones of bfloat16, counted from their highest bit.
+                (0, n) => {
+                    let high = n.ilog2() as u16;
+                    (127 - 9 + high) << 7 | (n << (7 - high)) & 0x7f
+                }
+                _ => (exponent + 127 - 7) << 7 | fraction << 4,
+            };
+        code += 1;
+    }
+    all
+};
+
 /// Returns the number of a code, exactly.
-pub fn e4m3(code: u8) -> f32 {
-    E4m3(code).widen()
+pub fn e4m3(code: u8) -> Bf16 {
+    Bf16(WIDENED[code as usize])
 }
 
 /// Rounds numbers, each divided by a scale, to codes.

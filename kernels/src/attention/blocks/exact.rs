@@ -1,27 +1,18 @@
-//! Exact first tokens of a sequence in a key block: their scores take the place of those of their integers, and their values of those of
-//! the integers.
+//! Exact first tokens of a sequence in a key block: scores and outputs take them in place of their integers.
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::scratch::SCORE_STRIDE;
-use crate::attention::steps::exact_rows::{ExactKeys, ExactWeights};
+use crate::attention::steps::exact_rows::ExactWeights;
 use crate::kv::cache::MAX_EXACT;
 use crate::simd::Simd;
 use crate::tensor::rows::Room;
 use core::ops::Range;
 
-impl<'b, S: Simd> KeyBlock<'b, '_, S> {
-    /// Returns the exact tokens among the block's keys, if there are any.
-    #[inline(always)]
-    fn exact_keys(&self) -> Option<ExactKeys<'b>> {
-        let task = self.task;
-        let rows = task.call.kv.exact_rows([task.seq.source, task.set.kv_head])?;
-        ExactKeys::new(rows, (0..self.len).map(|j| self.numbers.number(j)))
-    }
-
+impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Overwrites the scores of exact keys that a row block has computed of their integers.
     #[inline(always)]
     pub(crate) fn exact_scores(&mut self, row_block: Range<usize>) {
-        let Some(exact) = self.exact_keys().filter(ExactKeys::has_keys) else { return };
+        let Some(exact) = self.exact.as_ref().filter(|exact| exact.has_keys()) else { return };
         let task = self.task;
         let [scale, _] = self.scaling.factors(task.call.scale);
         for row in task.rows(row_block) {
@@ -42,7 +33,7 @@ impl<'b, S: Simd> KeyBlock<'b, '_, S> {
         row_block: Range<usize>,
         room: &'w mut Room<ExactWeights>,
     ) -> &'w [ExactWeights] {
-        let Some(exact) = self.exact_keys().filter(ExactKeys::has_values) else { return &[] };
+        let Some(exact) = self.exact.as_ref().filter(|exact| exact.has_values()) else { return &[] };
         let (spans, scores) = (&*self.spans, &mut *self.regions.scores);
         room.fill((0..row_block.len()).map(|n| {
             let (mut weights, keys) = ([0.0; MAX_EXACT], spans.of_row(n).keys());
@@ -57,7 +48,7 @@ impl<'b, S: Simd> KeyBlock<'b, '_, S> {
     /// Adds exact values, with the weights that [`Self::take_exact_weights`] took, to what a row block has accumulated of this block.
     #[inline(always)]
     pub(crate) fn add_exact(&mut self, weights: &[ExactWeights], row_block: Range<usize>) {
-        let Some(exact) = self.exact_keys().filter(|_| !weights.is_empty()) else { return };
+        let Some(exact) = self.exact.as_ref().filter(|_| !weights.is_empty()) else { return };
         let width = self.task.tiling.width();
         let rows = &mut self.regions.out[row_block.start * width..row_block.end * width];
         for ((row, weights), &factor) in rows.chunks_exact_mut(width).zip(weights).zip(&*self.regions.rescale_block) {

@@ -7,6 +7,7 @@ use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::row_mods::PanelClasses;
 use crate::attention::call::selection::KeyList;
 use crate::attention::scratch::{MAX_ROW_BLOCK, Regions};
+use crate::attention::steps::exact_rows::ExactKeys;
 use crate::attention::steps::span::Spans;
 use crate::kv::gathered::{self, Gathering};
 use crate::kv::key_block::{BlockValues, Keys};
@@ -32,6 +33,8 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
     pub(crate) values: BlockValues,
     /// Numbers of the keys in their sequence, and their positions.
     pub(crate) numbers: KeyNumbers<'b>,
+    /// Exact tokens among the keys.
+    pub(crate) exact: Option<ExactKeys<'b>>,
     pub(crate) queries: Queries<'b>,
     /// Keys that each tile of the current row block needs.
     pub(crate) spans: &'b mut Spans,
@@ -132,13 +135,16 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
                 Some(list) => listed(task, list, first..first + len, [key_table, value_table], regions.gathered),
             }
         };
+        let numbers = KeyNumbers::of(task, first, len, numbers);
+        let exact = task.call.kv.exact_rows([task.seq.source, task.set.kv_head]);
         Self {
             task,
             first,
             len,
             keys,
             values,
-            numbers: KeyNumbers::of(task, first, len, numbers),
+            numbers,
+            exact: exact.and_then(|rows| ExactKeys::new(rows, (0..len).map(|j| numbers.number(j)))),
             queries,
             spans,
             classes,

@@ -1,4 +1,4 @@
-//! Scores and weighted sums of the exact first tokens of a sequence, whose other keys or values are integers.
+//! Scores and weighted sums of the exact first tokens of a sequence; other tokens are integers.
 
 use crate::kv::cache::{ExactRows, MAX_EXACT};
 use crate::matmul::pack::{self, NonFinite};

@@ -4,7 +4,7 @@ use super::Cache;
 use super::blocks::Packed;
 use super::layout::Sizes;
 use super::spare::{Counts, SpareBlocks, size_for};
-use super::tokens::TokenPart;
+use super::token_part::TokenPart;
 use super::write::NewRows;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;

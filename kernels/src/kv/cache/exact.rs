@@ -6,9 +6,7 @@
 //! what is stored as integers has exact rows.
 
 use super::layout::{Format, Sizes};
-use super::store::Store;
-use super::tokens::TokenPart;
-use crate::matmul::hadamard::Basis;
+use super::token_part::TokenPart;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::portable::Portable;
@@ -58,49 +56,46 @@ impl Sizes {
         (tokens > 0).then_some(ExactRows { tokens, keys, values })
     }
 
+    /// Iterates over the heads, each with its keys and its values, as far as they are exact.
+    pub(super) fn exact_parts(self) -> impl Iterator<Item = (usize, TokenPart)> {
+        let parts = [TokenPart::ExactKey, TokenPart::ExactValue];
+        let all = (0..self.kv_heads).flat_map(move |head| parts.map(|part| (head, part)));
+        all.filter(move |&(head, part)| !self.exact_row(part, [head, 0]).is_empty())
+    }
+
+    /// Takes a row from the channels to the basis of exact rows, or back.
+    pub(super) fn rebase_exact(self, part: TokenPart, mut row: Vec<f32>) -> Vec<f32> {
+        if !part.is_of_key() {
+            self.value_basis.transform(Portable, &mut row);
+        }
+        row
+    }
+
+    /// Writes an exact row, which is in the basis of the channels.
+    pub(super) fn set_exact(self, rows: &mut [f32], part: TokenPart, at: [usize; 2], row: Vec<f32>) {
+        let row = self.rebase_exact(part, row);
+        rows[self.exact_row(part, at)][..row.len()].copy_from_slice(&row);
+    }
+
     /// Copies the exact rows of a token over those of another.
     pub(super) fn copy_exact(self, rows: &mut [f32], [to, from]: [usize; 2]) {
-        let parts = [TokenPart::Key, TokenPart::Value];
-        for (head, part) in (0..self.kv_heads).flat_map(|head| parts.map(|part| (head, part))) {
+        for (head, part) in self.exact_parts() {
             rows.copy_within(self.exact_row(part, [head, from]), self.exact_row(part, [head, to]).start);
         }
     }
-}
 
-impl Store {
-    /// Makes exact rows of a token of the elements that are stored for it: `stored` returns those of a head's key or value, in the
-    /// basis of their channels.
-    pub(super) fn fill_exact(&self, rows: &mut [f32], token: usize, stored: impl Fn(TokenPart, usize) -> Vec<f32>) {
-        let sizes = self.sizes;
-        for head in 0..sizes.kv_heads {
-            for (part, basis) in [(TokenPart::Key, Basis::Channels), (TokenPart::Value, sizes.value_basis)] {
-                let place = sizes.exact_row(part, [head, token]);
-                if !place.is_empty() {
-                    let mut row = stored(part, head);
-                    basis.transform(Portable, &mut row);
-                    rows[place][..row.len()].copy_from_slice(&row);
-                }
-            }
-        }
-    }
-
-    /// Returns some elements of a head's exact key or value `token`, in the basis of the channels. `None` if that is not exact, or has
-    /// no such elements.
+    /// Returns some elements of a head's exact key or value `token`, in the basis of the channels. `None` if that is not exact, or
+    /// has no such elements.
     pub(super) fn exact_elements(
-        &self,
+        self,
         part: TokenPart,
         rows: ExactRows<'_>,
         token: usize,
         of: Range<usize>,
     ) -> Option<Vec<f32>> {
-        let Sizes { head_dim, value_dim, value_basis, .. } = self.sizes;
-        let (dim, basis, rows, tokens) = match part {
-            TokenPart::Key => (head_dim, Basis::Channels, rows.keys?, rows.tokens),
-            _ => (value_dim, value_basis, rows.values?, rows.tokens),
-        };
-        let mut row = rows.chunks_exact(rows.len() / tokens).nth(token)?[..dim].to_vec();
-        basis.transform(Portable, &mut row);
-        row.get(of).map(<[f32]>::to_vec)
+        let ((dim, _), all) = (self.row_form(part), if part.is_of_key() { rows.keys? } else { rows.values? });
+        let row = &all.chunks_exact(all.len() / rows.tokens).nth(token)?[..dim];
+        self.rebase_exact(part, row.to_vec()).get(of).map(<[f32]>::to_vec)
     }
 }
 

@@ -3,7 +3,6 @@
 use super::Cache;
 use super::blocks::is_shared;
 use super::exact::ExactRows;
-use super::tokens::TokenPart;
 use crate::simd::aligned::AlignedBuf;
 use std::sync::Arc;
 
@@ -50,17 +49,13 @@ impl Cache {
         if to >= sizes.exact {
             return;
         }
-        self.exact_mut(sequence);
-        let mut rows = self.exact[sequence].take().expect("just made");
-        let own = Arc::get_mut(&mut rows).expect("the rows have one owner").floats_mut();
         if from < sizes.exact {
-            sizes.copy_exact(own, [to, from]);
-        } else {
-            self.store.fill_exact(own, to, |part, head| {
-                let dim = if part == TokenPart::Key { sizes.head_dim } else { sizes.value_dim };
-                self.elements(part, [sequence, head, from], 0..dim).expect("the token is held")
-            });
+            return sizes.copy_exact(self.exact_mut(sequence), [to, from]);
         }
-        self.exact[sequence] = Some(rows);
+        for (head, part) in sizes.exact_parts() {
+            let (dim, _) = sizes.row_form(part);
+            let row = self.elements(part, [sequence, head, from], 0..dim).expect("the token is held");
+            sizes.set_exact(self.exact_mut(sequence), part, [head, to], row);
+        }
     }
 }

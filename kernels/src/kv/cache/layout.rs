@@ -1,6 +1,7 @@
 //! Layout of a block of a cache, and of a page of a pool.
 
 use super::blocks::Packed;
+use super::token_part::TokenPart;
 use crate::kv::value_panels::{ValueLayout, ValueOrder};
 use crate::matmul::hadamard::Basis;
 use crate::matmul::int4::{self, Int4, Place};
@@ -94,6 +95,14 @@ pub(super) struct Parts {
 }
 
 impl Sizes {
+    /// Returns the number of elements of a key or of a value, and the basis in which they are stored.
+    pub(super) fn row_form(self, part: TokenPart) -> (usize, Basis) {
+        match part.is_of_key() {
+            true => (self.head_dim, self.key_basis),
+            false => (self.value_dim, self.value_basis),
+        }
+    }
+
     /// Returns the number of columns of values, or of latent keys, which hold the values, filled up to whole vectors or
     /// blocks.
     #[inline(always)]

@@ -20,6 +20,7 @@ mod read;
 mod scattered;
 mod spare;
 mod store;
+mod token_part;
 mod tokens;
 mod write;
 
@@ -39,7 +40,8 @@ pub use spare::SpareBlocks;
 use std::sync::Arc;
 use store::Store;
 pub use store::{CacheFormat, KvFormat};
-pub use tokens::{NewTokens, TokenPart};
+pub use token_part::TokenPart;
+pub use tokens::NewTokens;
 use write::NewRows;
 
 /// Keys and values of several sequences, packed.

@@ -5,7 +5,8 @@
 use super::exact::ExactPage;
 use super::scattered::Scattered;
 use super::store::{KvFormat, Store};
-use super::tokens::{NewTokens, TokenPart};
+use super::token_part::TokenPart;
+use super::tokens::NewTokens;
 use super::write::NewRows;
 use crate::kv::block_table::{BlockTable, PageError};
 use crate::kv::value_panels::ValueOrder;
@@ -220,6 +221,6 @@ impl PackedPool {
         of: Range<usize>,
     ) -> Option<Vec<f32>> {
         let rows = (head < self.kv_heads()).then(|| self.exact_rows([page, head], row + 1))?;
-        self.store.exact_elements(part, rows.filter(|rows| rows.tokens > row)?, row, of)
+        self.store.sizes.exact_elements(part, rows.filter(|rows| rows.tokens > row)?, row, of)
     }
 }

@@ -2,7 +2,8 @@
 
 use super::exact::{ExactPage, ExactRows};
 use super::pool::PackedPool;
-use super::tokens::{NewTokens, TokenPart};
+use super::token_part::TokenPart;
+use super::tokens::NewTokens;
 use super::write::NewRows;
 use crate::kv::block_table::BlockTable;
 use crate::simd::aligned::{AlignedBuf, elements, elements_mut};
@@ -43,7 +44,7 @@ impl PackedPool {
         self.exact.get(page).is_some_and(Option::is_some)
     }
 
-    /// Writes the exact rows of new tokens of a page, of which the first is token `at` of its sequence. Other tokens of a page end those
+    /// Writes the exact rows of new tokens of a page; the first of them is token `at` of its sequence. Other tokens of a page end those
     /// that are exact.
     pub(super) fn write_exact(&mut self, isa: Isa, page: usize, at: usize, new: NewRows<'_>) {
         let (row, end, most) = (new.row, new.row + new.rows.len(), self.store.sizes.exact);
@@ -82,17 +83,15 @@ impl PackedPool {
                 to.copy_from_slice(&elements(floats)[..to.len()]);
             }
             None => {
-                let mut rows = vec![0.0; sizes.exact_floats()];
-                self.store.fill_exact(&mut rows, 0, |part, head| self.stored([page, head, row], part));
-                to.copy_from_slice(&elements(&rows[sizes.exact_row(part, [head, 0])])[..to.len()]);
+                let row = sizes.rebase_exact(part, self.stored([page, head, row], part));
+                to.copy_from_slice(elements(&row));
             }
         }
     }
 
     /// Returns key or value `[page, head, row]` as its integers say.
     fn stored(&self, at: [usize; 3], part: TokenPart) -> Vec<f32> {
-        let [head_dim, value_dim] = self.dims();
-        let dim = if part.is_of_key() { head_dim } else { value_dim };
+        let (dim, _) = self.store.sizes.row_form(part);
         self.elements(part, at, 0..dim).expect("the token is held")
     }
 
@@ -104,7 +103,7 @@ impl PackedPool {
         exact.tokens = exact.tokens.max(row + 1);
     }
 
-    /// Copies the exact rows of a page to those of another. If that has no memory for them, it has none.
+    /// Copies the exact rows of a page to those of another, if that has [memory](Self::reserve_exact) for them.
     pub(super) fn copy_exact(&mut self, from: usize, to: usize) {
         let floats = self.store.sizes.exact_floats();
         let [from, to] = self.exact.get_disjoint_mut([from, to]).expect("two pages");
@@ -120,14 +119,15 @@ impl PackedPool {
 
     /// Moves the exact rows of a token of a page to another row and page, if it has such, or makes them of what is stored.
     pub(super) fn move_exact(&mut self, [to_page, from_page]: [usize; 2], [to, from]: [usize; 2]) {
-        let (sizes, Some(mut page)) = (self.store.sizes, self.exact[to_page].take_if(|page| to < page.tokens)) else {
-            return;
-        };
+        let sizes = self.store.sizes;
+        let Some(page) = self.exact[to_page].as_mut().filter(|page| to < page.tokens) else { return };
         if to_page == from_page && from < page.tokens {
-            sizes.copy_exact(page.rows.floats_mut(), [to, from]);
-        } else {
-            self.store.fill_exact(page.rows.floats_mut(), to, |part, head| self.stored([from_page, head, from], part));
+            return sizes.copy_exact(page.rows.floats_mut(), [to, from]);
         }
-        self.exact[to_page] = Some(page);
+        for (head, part) in sizes.exact_parts() {
+            let row = self.stored([from_page, head, from], part);
+            let page = self.exact[to_page].as_mut().expect("it has exact rows");
+            sizes.set_exact(page.rows.floats_mut(), part, [head, to], row);
+        }
     }
 }

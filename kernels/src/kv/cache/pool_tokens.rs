@@ -1,7 +1,8 @@
 //! Stored tokens of a pool: moved within a sequence, read and written bit for bit; and memory given back.
 
 use super::pool::PackedPool;
-use super::tokens::{TokenPart, moved};
+use super::token_part::TokenPart;
+use super::tokens::moved;
 use crate::kv::block_table::{BlockTable, PageError};
 use crate::simd::aligned::{AlignedBuf, elements, elements_mut};
 use core::ops::Range;
@@ -37,16 +38,15 @@ impl PackedPool {
         for (to, &token) in moved.clone().zip(&accepted[moved.start - from..]) {
             let at = [to, from + token];
             assert!(at[0] < at[1] && at[1] < table.lens[sequence], "token {token} behind {from}");
-            let starts = at.map(|token| table.entries[sequence * width + token / size] as usize * bytes);
-            let [pages, rows] =
-                [at.map(|token| table.entries[sequence * width + token / size] as usize), at.map(|token| token % size)];
+            let pages = at.map(|token| table.entries[sequence * width + token / size] as usize);
+            let (rows, starts) = (at.map(|token| token % size), pages.map(|page| page * bytes));
             if at[0] < sizes.exact {
                 self.move_exact(pages, rows);
             } else if at[0] >= size {
                 self.end_exact(pages[0], rows[0]);
             }
             let memory = self.memory.elements_mut::<u8>();
-            sizes.for_each_run(at.map(|token| token % size), |to, from| {
+            sizes.for_each_run(rows, |to, from| {
                 memory.copy_within(starts[1] + from.start..starts[1] + from.end, starts[0] + to.start);
             });
         }
@@ -73,7 +73,8 @@ impl PackedPool {
         self.store.sizes.read_token(part, [head, row], elements(self.page(page)), to);
     }
 
-    /// Writes the elements of a part of token `[page, head, row]`, exact ones to [memory](Self::reserve_exact) that is there, as [`Cache::write_token`] does.
+    /// Writes the elements of a part of token `[page, head, row]`, as [`Cache::write_token`] does. There is
+    /// [memory](Self::reserve_exact) for exact ones.
     ///
     /// # Panics
     /// If the pool has no such token.

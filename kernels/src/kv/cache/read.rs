@@ -4,7 +4,7 @@ use super::blocks::Packed;
 use super::layout::{Format, KeyOrder, Parts, Sizes, part};
 use super::scattered::Scattered;
 use super::store::Store;
-use super::tokens::TokenPart;
+use super::token_part::TokenPart;
 use crate::kv::block_table::Stretch;
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
@@ -130,7 +130,7 @@ impl Cache {
         if j < self.store.sizes.exact
             && h < self.kv_heads()
             && let Some(rows) = self.exact_rows(b, h)
-            && let Some(elements) = self.store.exact_elements(part, rows, j, of.clone())
+            && let Some(elements) = self.store.sizes.exact_elements(part, rows, j, of.clone())
         {
             return Some(elements);
         }
@@ -158,14 +158,11 @@ impl Store {
         of: Range<usize>,
     ) -> Option<Vec<f32>> {
         let (sizes, channels) = (self.sizes.with_rows(rows), self.channel_scales());
-        let (dim, basis) = match part {
-            TokenPart::Key => (sizes.head_dim, sizes.key_basis),
-            _ => (sizes.value_dim, sizes.value_basis),
-        };
+        let (dim, basis) = sizes.row_form(part);
         let parts = (h < sizes.kv_heads && of.end <= dim).then(|| sizes.parts(h))?;
-        let stored = |d| match part {
-            TokenPart::Key => sizes.key_element(block, &parts, [h, row, d], channels),
-            _ => sizes.value_element(block, &parts, [row, d]),
+        let stored = |d| match part.is_of_key() {
+            true => sizes.key_element(block, &parts, [h, row, d], channels),
+            false => sizes.value_element(block, &parts, [row, d]),
         };
         if basis == Basis::Channels {
             return Some(of.map(stored).collect());

@@ -3,7 +3,7 @@
 
 use super::layout::{Format, KeyOrder, Parts, Sizes, part};
 use super::spare::rows_for;
-use super::tokens::TokenPart;
+use super::token_part::TokenPart;
 use crate::kv::block_table::Stretch;
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::ValuePanels;

@@ -1,7 +1,7 @@
 //! Sizes and format of what a cache or a pool stores.
 
 use super::layout::{Format, KeyOrder, MAX_EXACT, Sizes};
-use super::tokens::TokenPart;
+use super::token_part::TokenPart;
 use crate::kv::value_panels::ValueOrder;
 use crate::matmul::hadamard::Basis;
 use crate::matmul::int4::Int4;
@@ -131,11 +131,11 @@ impl PartialEq<CacheFormat<'_>> for KvFormat<'_> {
 #[derive(Debug, Clone)]
 pub(super) struct Store {
     pub(super) sizes: Sizes,
-    /// Scratch and channel scales, if keys or values are int8.
+    /// What appending bytes takes, if keys or values are int8 or E4M3.
     pub(super) int8: Option<Int8>,
 }
 
-/// State and scratch for appending bytes.
+/// Scales that rows are stored with, and scratch for appending bytes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Int8 {
     /// Scales of the keys' channels, `[kv_heads][head_dim]`, if keys have no scales.
@@ -205,8 +205,7 @@ impl Store {
         let heads = [keys, values].map(|format| format.head_scales().map(Box::from));
         let [keys, values] = [keys, values].map(CacheFormat::stored);
         assert!(values != Format::Int8Channels, "a value has one scale");
-        let plain = exact == 0 && [key_basis, value_basis] == [Basis::Channels; 2];
-        let plain = plain && keys != Format::E4m3;
+        let plain = exact == 0 && [key_basis, value_basis] == [Basis::Channels; 2] && keys != Format::E4m3;
         assert!(key_order != KeyOrder::Latent || keys == values && plain, "latent keys are the values");
         let bytes = |format| matches!(format, Format::Int8 | Format::Int8Channels | Format::E4m3);
         let bytes = [keys, values].into_iter().any(bytes);

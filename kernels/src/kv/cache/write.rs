@@ -4,7 +4,7 @@
 
 use super::layout::{Format, KeyOrder, Parts, Sizes, part_mut};
 use super::store::Int8;
-use super::tokens::TokenPart;
+use super::token_part::TokenPart;
 use crate::matmul::bf16_pairs;
 use crate::matmul::e4m3::{self, E4m3};
 use crate::matmul::hadamard::{Basis, MAX_BLOCK};
@@ -69,7 +69,7 @@ impl NewRows<'_> {
 }
 
 impl NewRows<'_> {
-    /// Writes those of the rows that are exact to the [exact rows](super::exact) of their sequence, whose tokens have their numbers.
+    /// Writes those of the rows that are exact to the [exact rows](super::exact) of their sequence. Rows have the numbers of tokens.
     pub(super) fn write_exact(self, isa: Isa, exact: &mut [f32]) {
         let Self { sizes, row: first, k, v, b, rows } = self;
         let n = rows.len().min(sizes.exact.saturating_sub(first));
@@ -90,7 +90,7 @@ impl NewRows<'_> {
     }
 }
 
-/// What a writer of bytes relies on.
+/// Message if bytes are written without scratch: stores of bytes have it.
 const SCRATCH: &str = "bytes have what writing them takes";
 
 /// Largest number of elements of a row that are widened together, in whole blocks of int4 and of a basis.
