@@ -80,11 +80,11 @@ fn bits(format: KvFormat<'_>) -> f64 {
 
 /// Errors of a call, against the oracle on the numbers that were appended.
 struct Errors {
-    /// Of any output.
+    /// Largest error of any output.
     largest: f64,
     /// Root mean square of outputs' errors, as a share of that of outputs.
     relative: f64,
-    /// The same of scores that rows see.
+    /// Root mean square error of the scores that rows see, over that of the scores.
     scores: f64,
     /// Mean over rows of Σ p ln(p/q): p are the oracle's weights, q those that the call writes.
     divergence: f64,

@@ -53,7 +53,7 @@ pub(crate) fn medians<const N: usize>(rounds: usize, mut cases: [&mut dyn FnMut(
     seconds.each_mut().map(|times| median(times))
 }
 
-/// Median seconds of each case's burst in each round; every round has an order of its own.
+/// Median seconds of each case's burst in each round; the order differs from round to round.
 pub(crate) fn shuffled(rounds: usize, cases: &mut [Box<dyn FnMut() + '_>]) -> Vec<Vec<f64>> {
     let mut medians = vec![Vec::new(); cases.len()];
     for round in 0..rounds {

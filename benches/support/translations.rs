@@ -41,7 +41,7 @@ pub(crate) struct Tensors {
     pub(crate) qkv: [Vec<f32>; 3],
 }
 
-/// Translates the sentences of so many subjects.
+/// Translates the sentences of the first subjects.
 pub(crate) fn tensors(subjects: usize) -> Tensors {
     let model = Model::read();
     let sentences = SUBJECTS[..subjects].iter().flat_map(|subject| PREDICATES.map(|rest| format!("{subject} {rest}")));

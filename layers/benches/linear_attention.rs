@@ -49,7 +49,7 @@ fn shape([heads, kv_heads, len, dim]: [usize; 4], rounds: usize) {
     }
 }
 
-/// Decoding of one sequence by so many layers of `[heads, dim]`, on one thread: microseconds a layer.
+/// Decoding of one sequence by some layers of `[heads, dim]`, on one thread: microseconds a layer.
 fn decoding(layers: usize, [heads, dim]: [usize; 2], rounds: usize) {
     const ROOM: usize = 8;
     let len = ROOM + 1;

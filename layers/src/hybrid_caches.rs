@@ -4,7 +4,7 @@ use crate::error::{at_most, same};
 use crate::linear_attention::StateCache;
 use sdpa::{Error, KvCache};
 
-/// What one layer of a hybrid model remembers.
+/// Cache of one layer of a hybrid model.
 ///
 /// ```
 /// use sdpa::{KvCache, KvShape};

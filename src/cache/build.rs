@@ -12,6 +12,9 @@ use std::collections::BTreeSet;
 /// Need of a latent cache of bytes: a value, of several channels, has one scale.
 const SCALES_OF_TOKENS: &str = "keys with a scale for each token, not for each channel (KeyScales::PerToken)";
 
+/// Need of a method that sets one format for keys and values.
+const WITHOUT_FORMAT: &str = "a cache without with_format, which is set";
+
 impl KvCache {
     /// Creates an empty `f32` cache for `sequences` sequences.
     ///
@@ -128,7 +131,8 @@ impl KvCache {
     /// errors of 256 keys all have the signs of their values, this adds seven scales. The signs vary. With normally
     /// distributed values, and one weight far above 255 others of half a unit, rounded weights add, root mean square,
     /// an 18th to the error of the rounded values; with usual weights they add nothing visible. If keys have a few
-    /// large channels, rotate them ([`Self::with_format`]), or use [`Self::int8`]. docs/benchmarks.md has errors on real models' tensors.
+    /// large channels, rotate them ([`Self::with_format`]), or use [`Self::int8`]. docs/benchmarks.md has errors on real
+    /// models' tensors.
     ///
     /// Bits are as stable as those of an [int8](Self::int8) cache.
     ///
@@ -150,9 +154,9 @@ impl KvCache {
     /// set that of both; the [`Basis`](crate::Basis) of integers; and how many first tokens of a sequence are exact beside their
     /// integers. Rows of either are as accurate as those methods say.
     ///
-    /// In the Hadamard basis a few large channels are spread over all others, so that they no longer decide how coarse the
-    /// integers of these are: see docs/guide/caches.md for when to use it. Then a key's or value's largest magnitude, which scales
-    /// are made of, is that of the transformed row, and elements must be below 4095 in int4 and 1e36 in int8. Each query and each output takes `n log n` additions more.
+    /// The Hadamard basis spreads a few large channels over all others, which then have finer integers: docs/guide/caches.md says
+    /// when to use it. Scales are made of the largest magnitude of the transformed row. Elements must be below 4095 in int4 and
+    /// 1e36 in int8. Each query and each output takes `n log n` additions more.
     ///
     /// E4M3 ([OCP FP8](https://www.opencompute.org/documents/ocp-8-bit-floating-point-specification-ofp8-revision-1-0-2023-12-01-pdf-1))
     /// has four bits of exponent and three of fraction: the error of an element is at most a 16th of it, or half a 512th of the
@@ -198,7 +202,7 @@ impl KvCache {
         let ([argument, _], [set, needs]) = (setter(format), setter(self.format().keys));
         self.empty(argument)?;
         if self.format() != self.format().keys {
-            return Err(Error::Needs { argument, needs: "a cache without with_format, which is set" });
+            return Err(Error::Needs { argument, needs: WITHOUT_FORMAT });
         }
         if set != argument && self.format() != CacheFormat::Elements(Dtype::F32) {
             return Err(Error::Needs { argument, needs });
@@ -295,7 +299,7 @@ fn setter(format: CacheFormat<'_>) -> [&'static str; 2] {
     match format {
         CacheFormat::Elements(_) => ["dtype", "a cache without dtype, which is set"],
         CacheFormat::Int4(_) => ["int4", "a cache without int4, which is set"],
-        CacheFormat::E4m3PerToken | CacheFormat::E4m3PerHead(_) => ["format", "a cache without format, which is set"],
+        CacheFormat::E4m3PerToken | CacheFormat::E4m3PerHead(_) => ["format", WITHOUT_FORMAT],
         _ => ["int8", "a cache without int8, which is set"],
     }
 }

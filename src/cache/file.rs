@@ -6,6 +6,7 @@ mod import;
 
 use crate::cache::KvCache;
 use crate::error::Error;
+use description::held;
 pub(crate) use description::{Description, ElementFormat};
 pub(crate) use import::{File, wrong};
 use safetensors::tensor::Dtype;
@@ -128,10 +129,12 @@ impl KvCache {
     /// 16·blocks]`, with a block for each 32 elements of a row, the last filled up with zeros: the lower four bits of
     /// byte `i` of a block are element `i`, the upper four element `16 + i`, in two's complement. `key_scales` and
     /// `value_scales` are `F16` `[kv_heads, len, blocks]`, or `[kv_heads, len, 2·blocks]` with each block's centre
-    /// after its scale. An E4M3 cache has codes `F8_E4M3` and scales as an int8 cache. Exact first tokens are `sequences.N.exact_keys`
-    /// and `sequences.N.exact_values`, `F32` `[kv_heads, tokens, …]`, values in their basis. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format
-    /// (that of values, if it differs, the basis of either, and the number of exact tokens), sliding window, and the length of each sequence; removed ones are null. Keys and values that several sequences
-    /// share are in the file several times.
+    /// after its scale. An E4M3 cache has codes `F8_E4M3` and scales as an int8 cache. Exact first tokens are
+    /// `sequences.N.exact_keys` and `sequences.N.exact_values`, `F32` `[kv_heads, tokens, …]`, values in their basis.
+    ///
+    /// The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format (that of values, if it differs, the
+    /// basis of either, and the number of exact tokens), sliding window, and the length of each sequence; removed ones are null. Keys
+    /// and values that several sequences share are in the file several times.
     ///
     /// ```
     /// use sdpa::{KvCache, KvShape, View};
@@ -198,7 +201,7 @@ impl FilePart<'_> {
             }
             for (part, [each, size]) in TokenPart::ALL.into_iter().zip(self.elements).filter(|(_, [each, _])| *each > 0)
             {
-                let held = self.description.held(contents, part);
+                let held = held(contents, part, self.description.exact_first);
                 let shape = tensor_shape(part, [kv_heads, held.clone().count(), each], formats);
                 let write = move |bytes: &mut [u8]| {
                     let of = |head| held.clone().map(move |token| [sequence, head, token]);

@@ -72,7 +72,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The same head, of tokens `first..end` alone.
+    /// Returns the head for tokens `first..end` alone.
     #[inline(always)]
     pub(super) fn part(&self, first: usize, end: usize) -> Self {
         Self { first, len: end, ..*self }

@@ -18,8 +18,8 @@ pub(super) type Slot = Arc<Vec<f32>>;
 /// ([`LinearAttention::decode`](super::LinearAttention::decode)): what a [`KvCache`](sdpa::KvCache) is for attention. A
 /// [`HybridCaches`](crate::HybridCaches) changes those of all layers together.
 ///
-/// A state cannot be computed backwards, so a cache with room for `n` tokens keeps those after each of the last `n`, and that
-/// before the last call: so many tokens can be taken back one by one, and the last call as a whole, however long
+/// A state cannot be computed backwards. A cache with room for `n` tokens keeps the states after each of the last `n`, and the one
+/// before the last call: `n` tokens can be taken back one by one, and the last call as a whole, however long
 /// ([`Self::truncate`]). A rollback chooses another state; it copies and computes nothing. The tokens' keys and values would take
 /// less memory than states, but a rollback would then update an older state, token by token.
 ///
@@ -37,7 +37,7 @@ pub(super) type Slot = Arc<Vec<f32>>;
 /// ```
 #[derive(Debug, Clone)]
 pub struct StateCache {
-    /// Of one sequence.
+    /// Shape of the states of a sequence.
     pub(super) shape: StateShape,
     /// Sequence without tokens.
     empty: Kept,

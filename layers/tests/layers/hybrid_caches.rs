@@ -119,7 +119,7 @@ fn speculative_decoding_gives_the_bits_of_decoding_from_scratch() {
     }
 }
 
-/// What can be seen of caches: lengths, and states.
+/// Lengths and states of all caches.
 fn seen(caches: &HybridCaches) -> Vec<(Vec<usize>, Vec<u32>)> {
     let of_layer = |layer: &LayerCache| match layer {
         LayerCache::Keys(keys) => (keys.lens().to_vec(), vec![]),

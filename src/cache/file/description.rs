@@ -6,7 +6,7 @@ use core::num::NonZeroUsize;
 use sdpa_kernels::{Basis, CacheFormat, Dtype, Int4, KvFormat, TokenPart};
 use serde::{Deserialize, Serialize};
 
-/// Version of files of which keys and values have one format, in the basis of their channels.
+/// Version of files with one format of keys and values, in the basis of their channels.
 const ONE_FORMAT: u64 = 1;
 /// Version of all others, the latest that is read.
 pub(super) const VERSION: u64 = 2;
@@ -176,15 +176,6 @@ pub(super) fn held(
 }
 
 impl Description {
-    /// Iterates over the tokens of a sequence that have a part.
-    pub(super) fn held(
-        &self,
-        contents: StoredSequence,
-        part: TokenPart,
-    ) -> impl Iterator<Item = usize> + Clone + use<> {
-        held(contents, part, self.exact_first)
-    }
-
     /// Returns the description of sequences of these lengths, which have all their keys; `None` if files have no such format.
     pub(crate) fn of_lens(shape: KvShape, format: KvFormat<'_>, lens: &[usize]) -> Option<Self> {
         let values = if format.values == KvFormat::from(format.keys).values { None } else { Some(format.values) };

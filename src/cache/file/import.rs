@@ -84,7 +84,7 @@ impl<'a> File<'a> {
             let [row, size] = each(part);
             if row > 0 && contents.len > 0 {
                 let name = tensor_name(prefix, sequence, part);
-                let held = description.held(contents, part).count();
+                let held = held(contents, part, description.exact_first).count();
                 let shape = tensor_shape(part, [heads, held, row], formats);
                 let bytes = self.tensor(&name, tensor_dtype(part, formats), &shape)?;
                 check_integers(&name, part, bytes, format_of(part, formats))?;
