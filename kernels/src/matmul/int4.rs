@@ -161,10 +161,10 @@ impl Place {
         }
     }
 
-    /// Writes the element; the other half of its byte stays.
-    pub(crate) fn write(self, n: i8, bytes: &mut [u8]) {
-        let (byte, n) = (&mut bytes[self.byte], n.cast_unsigned() & 0x0F);
-        *byte = if self.upper { *byte & 0x0F | n << 4 } else { *byte & 0xF0 | n };
+    /// Writes an element of the first half of a block, and the one of the second half that shares its byte.
+    pub(crate) fn write(self, halves: [i8; 2], bytes: &mut [u8]) {
+        let [lower, upper] = halves.map(|n| n.cast_unsigned() & 0x0F);
+        bytes[self.byte] = lower | upper << 4;
     }
 
     /// Writes the numbers of the element's block.
@@ -267,7 +267,10 @@ mod tests {
                 let mut bytes = vec![0u8; rows * blocks(dim) * BLOCK / 2];
                 let mut own = vec![F16(0); rows * blocks(dim) * kind.numbers()];
                 for (j, d) in (0..rows).flat_map(|j| (0..dim).map(move |d| (j, d))) {
-                    of(j, d).write(((j * 31 + d * 7) % 15) as i8 - 7, &mut bytes);
+                    let n = |d: usize| ((j * 31 + d * 7) % 15) as i8 - 7;
+                    if d % BLOCK < BLOCK / 2 {
+                        of(j, d).write([n(d), n(d + BLOCK / 2)], &mut bytes);
+                    }
                     let number = |x: usize| F16::from_f32(x as f32);
                     of(j, d).write_numbers(kind, [number(1 + j), number(j + d / BLOCK * 64)], &mut own);
                 }

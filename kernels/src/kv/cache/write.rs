@@ -373,8 +373,9 @@ impl Head<'_> {
                 let mut integers = [0; int4::BLOCK];
                 let own = dispatch!(isa, |s| int4::quantise(s, floats, kind, &mut integers));
                 let bytes = part_mut(block, elements.clone());
-                for (i, &x) in integers[..floats.len()].iter().enumerate() {
-                    at(row, first + i).write(x, bytes);
+                let [lower, upper] = *integers.as_chunks::<{ int4::BLOCK / 2 }>().0 else { unreachable!("two halves") };
+                for (i, halves) in lower.into_iter().zip(upper).enumerate().take(floats.len()) {
+                    at(row, first + i).write(halves.into(), bytes);
                 }
                 at(row, first).write_numbers(kind, own, part_mut(block, numbers.clone()));
             }
