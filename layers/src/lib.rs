@@ -42,8 +42,6 @@ mod dictionary;
 mod embedding;
 mod error;
 mod feed_forward;
-#[cfg(doctest)]
-mod guide;
 mod hybrid_caches;
 mod layer_input;
 mod linear;
@@ -53,6 +51,9 @@ mod multi_head;
 mod norm;
 mod pool;
 mod positions;
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 mod sequences;
 mod share;
 mod steps;
