@@ -68,7 +68,10 @@ impl<'py> Call<'py> {
             if is_mask(&array) && argument == "attn_mask" {
                 mask = Some(read_mask(argument, &array)?);
             } else if bias.is_some() {
-                return Err(value("bias", "attn_mask is a bias too, since its elements are floats: add one to the other"));
+                return Err(value(
+                    "bias",
+                    "attn_mask is a bias too, since its elements are floats: add one to the other",
+                ));
             } else {
                 bias = Some((argument, uint16.read(argument, &array)?));
             }
@@ -179,17 +182,19 @@ impl Sizes {
             return Err(value("key", format_args!("heads is {kv_heads}, but query has {heads}: {why}")));
         }
         if !heads.is_multiple_of(kv_heads) {
-            return Err(value("query", format_args!("heads is {heads}, but must be a multiple of {kv_heads}, those of key")));
+            return Err(value(
+                "query",
+                format_args!("heads is {heads}, but must be a multiple of {kv_heads}, those of key"),
+            ));
         }
-        let scores = [leading.batch(), heads, rows, keys];
+        let scores = [leading.batch, heads, rows, keys];
         Ok(Self { out: leading.shape(heads, &[rows, value_dim]), scores, kv_heads })
     }
 
     /// Refuses a mask or bias that is not broadcast to the scores.
     fn check_scores(&self, argument: &str, got: [usize; 4]) -> PyResult<()> {
-        let fits = |(n, (got, size)): (usize, (&usize, &usize))| {
-            *got == 1 || got == size || (n == 1 && *got == self.kv_heads)
-        };
+        let fits =
+            |(n, (got, size)): (usize, (&usize, &usize))| *got == 1 || got == size || (n == 1 && *got == self.kv_heads);
         if got.iter().zip(&self.scores).enumerate().all(fits) {
             return Ok(());
         }

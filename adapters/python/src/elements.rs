@@ -96,7 +96,9 @@ impl Uint16 {
         }
         let expected = match (argument, &*name) {
             (_, "uint16") => "float32, float16 or bfloat16: uint16_as='bfloat16' reads uint16 as the bits of bfloat16",
-            ("attn_mask", _) => "bool, float32, float16 or bfloat16, in native byte order: astype makes a copy of such a type",
+            ("attn_mask", _) => {
+                "bool, float32, float16 or bfloat16, in native byte order: astype makes a copy of such a type"
+            }
             _ => "float32, float16 or bfloat16, in native byte order: astype('float32') makes a copy of that type",
         };
         Err(wrong_type(argument, found.str()?, expected))
@@ -120,10 +122,7 @@ fn check_memory(argument: &str, array: &Bound<'_, PyUntypedArray>) -> PyResult<(
     Err(value(argument, "its elements are not aligned in memory: numpy.require(array, requirements='A') makes a copy"))
 }
 
-fn reading<'py, T: Element>(
-    argument: &str,
-    array: &Bound<'py, PyArrayDyn<T>>,
-) -> PyResult<PyReadonlyArrayDyn<'py, T>> {
+fn reading<'py, T: Element>(argument: &str, array: &Bound<'py, PyArrayDyn<T>>) -> PyResult<PyReadonlyArrayDyn<'py, T>> {
     array.try_readonly().map_err(|_| value(argument, "another call is writing this array"))
 }
 

@@ -12,6 +12,8 @@ pub(crate) const OWN: usize = 3;
 /// Dimensions of a call before the heads.
 pub(crate) struct Leading {
     sizes: Vec<usize>,
+    /// Number of sequences: the product of the sizes.
+    pub(crate) batch: usize,
     /// Number of dimensions of the output.
     rank: usize,
 }
@@ -37,24 +39,24 @@ impl Leading {
                     (_, 1) => {}
                     (expected, _) if expected == got => {}
                     (expected, _) => {
-                        let why = format!("shape is {shape:?}: a leading dimension is {got}, but query or key has {expected}");
+                        let why = format!(
+                            "shape is {shape:?}: a leading dimension is {got}, but query or key has {expected}"
+                        );
                         return Err(value(argument, why));
                     }
                 }
             }
         }
-        Ok(Self { sizes, rank })
+        let batch = sizes.iter().try_fold(1usize, |batch, &size| batch.checked_mul(size));
+        let why = || value("query", format_args!("leading dimensions {sizes:?} do not fit the address space"));
+        let batch = batch.ok_or_else(why)?;
+        Ok(Self { sizes, batch, rank })
     }
 
     /// Returns the shape of an output with these last dimensions, in the number of dimensions of the inputs.
     pub(crate) fn shape(&self, heads: usize, rest: &[usize]) -> Vec<usize> {
         let heads = (self.rank >= OWN).then_some(heads);
         self.sizes.iter().copied().chain(heads).chain(rest.iter().copied()).collect()
-    }
-
-    /// Number of sequences.
-    pub(crate) fn batch(&self) -> usize {
-        self.sizes.iter().product()
     }
 
     /// Returns the array, repeated along leading dimensions that are 1 or missing: a view, in which the stride of these is 0.
@@ -97,6 +99,15 @@ impl Leading {
     }
 }
 
+/// Returns a shape as batch, heads, rows, elements.
+pub(crate) fn four_sizes(shape: &[usize]) -> [usize; 4] {
+    let (leading, own) = shape.split_at(shape.len().saturating_sub(OWN));
+    let mut four = [1; 4];
+    four[0] = leading.iter().product();
+    four[4 - own.len()..].copy_from_slice(own);
+    four
+}
+
 /// Returns the array as `[batch, heads, rows, elements]`; those missing in front are 1, and leading ones are merged.
 ///
 /// # Errors
@@ -110,17 +121,16 @@ where
         array = array.insert_axis(Axis(0));
     }
     let shape = array.shape().to_vec();
-    let (leading, own) = shape.split_at(shape.len() - OWN);
-    let four = [leading.iter().product(), own[0], own[1], own[2]];
     if array.is_empty() {
         // Without elements strides mean nothing.
-        return array.into_shape_with_order(four).map_err(|error| value(argument, error));
+        return array.into_shape_with_order(four_sizes(&shape)).map_err(|error| value(argument, error));
     }
     while array.ndim() > 4 {
         if !array.merge_axes(Axis(0), Axis(1)) {
             let why = format!(
-                "shape is {shape:?}: the strides of dimensions {leading:?} do not make one of them, which takes a copy \
-                 (numpy.ascontiguousarray)"
+                "shape is {shape:?}: the strides of dimensions {:?} do not make one of them, which takes a copy \
+                 (numpy.ascontiguousarray)",
+                &shape[..shape.len() - OWN]
             );
             return Err(value(argument, why));
         }

@@ -3,7 +3,7 @@
 use crate::arguments::Arguments;
 use crate::elements::{FloatsMut, Typed, Uint16, as_bf16_mut};
 use crate::errors::{shape, value};
-use crate::leading::{OWN, four};
+use crate::leading::{OWN, four, four_sizes};
 use ndarray::{ArrayViewMut, Axis, IxDyn};
 use numpy::{PyArrayDyn, PyArrayMethods, PyReadwriteArrayDyn, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::intern;
@@ -53,15 +53,19 @@ impl<'py> Outputs<'py> {
     /// # Errors
     /// `ValueError` if the strides of `out` do not fit a writable view.
     pub(crate) fn views(&mut self) -> PyResult<sdpa::Outputs<'_>> {
+        check_strides(&self.out)?;
         let outputs = match &mut self.elements {
+            _ if self.out.is_empty() => sdpa::Outputs::new(nothing(self.out.shape())?),
             Typed::F32(out) => sdpa::Outputs::new(writable("out", out.as_array_mut())?),
             Typed::F16(out) => sdpa::Outputs::new(writable("out", out.as_array_mut())?),
             Typed::Bf16(out) => sdpa::Outputs::new(writable("out", as_bf16_mut(out.as_array_mut()))?),
         };
         let Some(lse) = &mut self.lse else { return Ok(outputs) };
-        let lse = lse.as_array_mut();
         let elements = Axis(lse.ndim());
-        Ok(outputs.lse(writable("lse", lse.insert_axis(elements))?))
+        Ok(outputs.lse(match lse.is_empty() {
+            true => nothing(&[lse.shape(), &[1]].concat())?,
+            false => writable("lse", lse.as_array_mut().insert_axis(elements))?,
+        }))
     }
 
     /// Returns the arrays that were written: the output, or output and log-sum-exp.
@@ -71,6 +75,31 @@ impl<'py> Outputs<'py> {
         let py = out.py();
         Ok(PyTuple::new(py, [out.as_any(), lse.as_any()])?.into_any())
     }
+}
+
+/// Refuses an output with strides that ndarray does not take: each dimension must step over the whole of those with smaller strides.
+fn check_strides(out: &Bound<'_, PyUntypedArray>) -> PyResult<()> {
+    let (shape, strides) = (out.shape(), out.strides());
+    let mut dimensions: Vec<_> = shape.iter().zip(strides).filter(|&(&size, _)| size > 1).collect();
+    dimensions.sort_unstable_by_key(|(_, stride)| stride.unsigned_abs());
+    let mut extent = 0usize;
+    let nested = dimensions.into_iter().all(|(size, stride)| {
+        let beyond = stride.unsigned_abs() > extent;
+        extent = extent.saturating_add((size - 1).saturating_mul(stride.unsigned_abs()));
+        beyond
+    });
+    if nested || out.is_empty() {
+        return Ok(());
+    }
+    let why = format!(
+        "shape {shape:?} with strides of {strides:?} bytes holds an element twice, or its dimensions interleave"
+    );
+    Err(value("out", why))
+}
+
+/// Returns a view of this shape, which has no elements: such arrays have strides that ndarray does not take.
+fn nothing(shape: &[usize]) -> PyResult<ViewMut<'static>> {
+    ViewMut::bhld(&mut [], four_sizes(shape)).map_err(|error| value("out", error))
 }
 
 /// Returns an array as `sdpa` writes it.

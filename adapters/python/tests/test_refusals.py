@@ -42,6 +42,11 @@ class Refusals(TestCase):
         many = np.zeros((*(1,) * 29, *self.q.shape), np.float32)
         self.refused(ValueError, "query: 33 dimensions, but must have at most 32", query=many, out=many.copy())
 
+    def test_more_sequences_than_there_can_be(self):
+        many = [np.broadcast_to(self.q, shape + self.q.shape) for shape in ((1 << 30, 1, 1), (1, 1 << 30, 1), (1, 1, 8))]
+        message = "query: leading dimensions [1073741824, 1073741824, 8, 2] do not fit the address space"
+        self.refuses(ValueError, message, sdpa.scaled_dot_product_attention, *many)
+
     def test_heads(self):
         key = random(2, 2, 11, 16, seed=1)
         message = "key: heads is 2, but query has 4: enable_gqa=True lets query heads share heads of key and value"
@@ -128,7 +133,10 @@ class Refusals(TestCase):
         frozen.flags.writeable = False
         self.refused(ValueError, "out: the array is read-only", out=frozen)
         twice = as_strided(np.zeros(16 * 7 * 4, np.float32), (2, 4, 7, 16), (0, 4 * 7 * 16, 4 * 16, 4))
-        self.refused(ValueError, "out: a mutable view of shape [2, 4, 7, 16] with strides [0,", out=twice)
+        message = "out: shape [2, 4, 7, 16] with strides of [0, 1792, 256, 4] bytes holds an element twice"
+        self.refused(ValueError, message, out=twice)
+        near = as_strided(np.zeros(2000, np.float32), (2, 4, 7, 16), (1792, 448, 60, 4))
+        self.refused(ValueError, "out: shape [2, 4, 7, 16] with strides of [1792, 448, 60, 4] bytes holds", out=near)
 
     def test_out_that_shares_memory(self):
         square = random(2, 4, 11, 16, seed=1)
