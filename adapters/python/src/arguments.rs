@@ -1,7 +1,8 @@
 //! Arguments of a call, by name.
 
-use crate::errors::wrong_type;
+use crate::errors::{self, wrong_type};
 use numpy::PyUntypedArray;
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -27,11 +28,17 @@ impl<'a, 'py> Arguments<'a, 'py> {
     /// Returns the argument as `expected`, if it is given.
     ///
     /// # Errors
-    /// `TypeError` if it is something else.
+    /// `TypeError` if it is something else, `ValueError` if it is a number beyond the range of the type.
     pub(crate) fn optional<T: FromPyObjectOwned<'py>>(&self, argument: &str, expected: &str) -> PyResult<Option<T>> {
         let Some(value) = self.any(argument)? else { return Ok(None) };
-        let extracted = value.extract().map_err(|_: T::Error| ());
-        extracted.map(Some).or_else(|()| Err(wrong_type(argument, value.get_type().name()?, expected)))
+        let error: PyErr = match value.extract::<T>() {
+            Ok(extracted) => return Ok(Some(extracted)),
+            Err(error) => error.into(),
+        };
+        if error.is_instance_of::<PyOverflowError>(self.py()) {
+            return Err(errors::value(argument, format_args!("{}, but must be {expected}", value.str()?)));
+        }
+        Err(wrong_type(argument, value.get_type().name()?, expected))
     }
 
     /// Returns the argument as `expected`.

@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-// But for one function in elements.rs.
+// But for two casts in elements.rs.
 #![deny(unsafe_code)]
 
 mod arguments;

@@ -77,6 +77,9 @@ class Options(TestCase):
         self.assert_close(got, oracle.attend(q, k, v)[0])
         repeated = [np.repeat(x, 3, axis=1) for x in (k, v)]
         self.assert_bits(got, sdpa.scaled_dot_product_attention(q, *repeated))
+        mask = np.random.default_rng(4).random((2, 2, 7, 11)) < 0.6  # A head for each of keys and values.
+        got = sdpa.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+        self.assert_close(got, oracle.attend(q, k, v, np.repeat(mask, 3, axis=1))[0])
 
     def test_masks_of_every_shape(self):
         arrays = qkv()

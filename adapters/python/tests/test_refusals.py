@@ -96,7 +96,9 @@ class Refusals(TestCase):
         self.refused(ValueError, "softcap: -1, but must be positive and finite", softcap=-1)
         self.refused(ValueError, "dropout_p: 1, but must be at least 0 and below 1", dropout_p=1.0, dropout_seed=1)
         self.refused(ValueError, "dropout_p: 0.5, but dropout_seed is None", dropout_p=0.5)
-        self.refused(TypeError, "dropout_seed: type is int, but must be int from 0 to 2**64 - 1", dropout_seed=-1)
+        self.refused(ValueError, "dropout_seed: -1, but must be int from 0 to 2**64 - 1", dropout_seed=-1)
+        self.refused(ValueError, "dropout_seed: 18446744073709551616, but must be int", dropout_seed=2**64)
+        self.refused(TypeError, "dropout_seed: type is float, but must be int", dropout_seed=1.0)
         self.refused(TypeError, "is_causal: type is int, but must be bool", is_causal=1)
         self.refused(TypeError, "enable_gqa: type is NoneType, but must be bool", enable_gqa=None)
         self.refused(TypeError, "return_lse: type is str, but must be bool", return_lse="yes")
@@ -133,7 +135,7 @@ class Refusals(TestCase):
         frozen.flags.writeable = False
         self.refused(ValueError, "out: the array is read-only", out=frozen)
         twice = as_strided(np.zeros(16 * 7 * 4, np.float32), (2, 4, 7, 16), (0, 4 * 7 * 16, 4 * 16, 4))
-        message = "out: shape [2, 4, 7, 16] with strides of [0, 1792, 256, 4] bytes holds an element twice"
+        message = "out: shape [2, 4, 7, 16] with strides of [0, 448, 64, 4] bytes holds an element twice"
         self.refused(ValueError, message, out=twice)
         near = as_strided(np.zeros(2000, np.float32), (2, 4, 7, 16), (1792, 448, 60, 4))
         self.refused(ValueError, "out: shape [2, 4, 7, 16] with strides of [1792, 448, 60, 4] bytes holds", out=near)

@@ -90,14 +90,5 @@ class Threads(TestCase):
         self.fail("the forked process waits for threads that it does not have")
 
 
-class Package(TestCase):
-    def test_version_and_dependencies(self):
-        import importlib.metadata as metadata
-
-        self.assertEqual(sdpa.__version__, metadata.version("sdpa"))
-        self.assertEqual([name.split(">")[0] for name in metadata.requires("sdpa")], ["numpy"])
-        self.assertIn("portable", sdpa.instruction_sets())
-
-
 if __name__ == "__main__":
     unittest.main()

@@ -1,5 +1,7 @@
 from typing import Any
 
+__all__ = ["VERSION", "alibi_slopes", "attention", "explain", "instruction_sets"]
+
 VERSION: str
 
 def attention(arguments: dict[str, Any]) -> Any: ...
