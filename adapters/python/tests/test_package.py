@@ -42,7 +42,7 @@ class Package(unittest.TestCase):
         readme = (pathlib.Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
         for n, name in enumerate(inspect.signature(sdpa.scaled_dot_product_attention).parameters):
             self.assertIn(f"`{name}`", readme)
-            self.assertIn(f"``{name}``" if n < 3 else f"\n    {name}: ", sdpa.scaled_dot_product_attention.__doc__)
+            self.assertIn(f"``{name}``" if n < 3 else f"\n{name}: ", inspect.getdoc(sdpa.scaled_dot_product_attention))
 
     def test_instruction_sets(self):
         self.assertEqual(sdpa.instruction_sets()[0], "portable")
