@@ -2,7 +2,7 @@
 
 use crate::settings::{Mask, Sdpa};
 use crate::views;
-use candle_core::{Device, Error, Result, Tensor, bail};
+use candle_core::{Device, Result, Tensor, bail};
 use sdpa::Alignment;
 
 impl Sdpa {
@@ -71,17 +71,28 @@ impl Tokens {
 
     /// Returns the call with a mask of the padding, and of what its own mask hides.
     fn hide_padding(self, call: Sdpa) -> Result<Sdpa> {
+        if let Some(mask) = &call.mask {
+            self.check_beside(mask.tensor())?;
+        }
         let real = Tensor::from_vec(self.real, (self.batch, 1, 1, self.keys), &Device::Cpu)?;
         let keep = match &call.mask {
             None => real,
-            Some(mask) => {
-                let given = mask.tensor();
-                views::check_front("mask", given.dims(), self.batch)?;
-                views::check_bytes("mask", given)?;
-                let keep = if let Mask::Keep(_) = mask { given.ne(0u8)? } else { given.eq(0u8)? };
-                keep.broadcast_mul(&real).map_err(|e| Error::msg(format_args!("sdpa: mask, beside padding: {e}")))?
-            }
+            Some(Mask::Keep(given)) => given.ne(0u8)?.broadcast_mul(&real)?,
+            Some(Mask::Drop(given)) => given.eq(0u8)?.broadcast_mul(&real)?,
         };
         Ok(Sdpa { mask: Some(Mask::Keep(keep)), ..call })
+    }
+
+    /// Refuses a mask that cannot be one with the padding.
+    fn check_beside(&self, mask: &Tensor) -> Result<()> {
+        views::check_front("mask", mask.dims(), self.batch)?;
+        views::check_bytes("mask", mask)?;
+        let [batch, _, _, columns] = views::shape4("mask", mask.dims())?;
+        for (what, got, sizes) in [("batch", batch, self.batch), ("columns", columns, self.keys)] {
+            if got != 1 && got != sizes {
+                bail!("sdpa: mask: {what} is {got}, but the padding has {sizes}");
+            }
+        }
+        Ok(())
     }
 }

@@ -118,7 +118,12 @@ fn padding() {
     let left = Tensor::new(&[[0u8, 0, 1, 1, 1]], &Device::Cpu).unwrap();
     let both = |given: &Tensor| Sdpa::default().keep_mask(given).padding(&left).forward(&q, &k, &v);
     refused(both(&mask(&[3, 5], DType::F32)), "sdpa: mask: type is f32, but must be u8");
-    refused(both(&mask(&[3, 4], DType::U8)), "sdpa: mask, beside padding: shape mismatch");
+    refused(both(&mask(&[3, 4], DType::U8)), "sdpa: mask: columns is 4, but the padding has 5");
+    refused(both(&mask(&[2, 1, 3, 5], DType::U8)), "sdpa: mask: batch is 2, but the padding has 1");
+    refused(
+        both(&mask(&[1, 1, 1, 3, 5], DType::U8)),
+        "sdpa: mask: shape is [1, 1, 1, 3, 5], but must have at most four",
+    );
     refused(both(&mask(&[2, 5], DType::U8)), "sdpa: mask: rows is 2, but the call has 3");
     // Whatever the mask holds, the sizes decide whether an alignment is needed.
     let aligned = "sdpa: causal: 3 rows and 5 keys differ, and no alignment";
