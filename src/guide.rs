@@ -38,3 +38,6 @@ struct Types;
 
 #[doc = include_str!("../docs/guide/reproducibility.md")]
 struct Reproducibility;
+
+#[doc = include_str!("../docs/guide/in-place-of-matmul.md")]
+struct InPlaceOfMatmul;
