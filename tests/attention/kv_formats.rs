@@ -73,24 +73,36 @@ fn keys_and_values_are_those_of_caches_of_one_format() {
     }
 }
 
-/// Raw scores and outputs of a call over a cache, and those of the oracle over another source.
-fn error_of(q: &Tensor, cache: Inputs<'_>, truth: &Inputs<'_>, exec: sdpa::Exec) -> [f64; 2] {
+/// Raw scores and outputs of the oracle, which no precision changes.
+fn oracle(source: &Inputs<'_>) -> naive::Answer<f64> {
+    naive::answer::<f64, _, _, _>(&Attention::new(), source, &Mods::new()).expect("a good call")
+}
+
+/// Root mean square of the differences.
+fn error(got: &[f32], expected: &[f64]) -> f64 {
+    let pairs = got.iter().zip(expected).map(|(&x, y)| (f64::from(x) - y).powi(2));
+    (pairs.sum::<f64>() / got.len() as f64).sqrt()
+}
+
+/// Errors of raw scores and outputs of a call over a cache.
+fn error_of(q: &Tensor, cache: Inputs<'_>, truth: &naive::Answer<f64>, exec: sdpa::Exec) -> [f64; 2] {
     error_at(Precision::Exact, q, cache, truth, exec)
 }
 
-fn error_at(precision: Precision, q: &Tensor, cache: Inputs<'_>, truth: &Inputs<'_>, exec: sdpa::Exec) -> [f64; 2] {
+fn error_at(
+    precision: Precision,
+    q: &Tensor,
+    cache: Inputs<'_>,
+    truth: &naive::Answer<f64>,
+    exec: sdpa::Exec,
+) -> [f64; 2] {
     let attention = Attention::new().precision(precision);
-    let ([b, h, l, _], [_, _, keys, dv]) = (q.shape, truth.key_values().expect("keys").v_shape());
+    let ([b, h, l, _], [_, _, keys, dv]) = (q.shape, cache.key_values().expect("keys").v_shape());
     let (mut out, mut raw) = (vec![0.0; b * h * l * dv], vec![0.0; b * h * l * keys]);
     let outputs = Outputs::new(ViewMut::bhld(&mut out, [b, h, l, dv]).expect("it fits"));
     let outputs = outputs.scores(Point::Raw, ViewMut::bhld(&mut raw, [b, h, l, keys]).expect("it fits"));
     attention.problem(cache, outputs).expect("a good call").run_once(exec);
-    let answer = naive::answer::<f64, _, _, _>(&attention, truth, &Mods::new()).expect("a good call");
-    let error = |got: &[f32], expected: &[f64]| {
-        let pairs = got.iter().zip(expected).map(|(&x, y)| (f64::from(x) - y).powi(2));
-        (pairs.sum::<f64>() / got.len() as f64).sqrt()
-    };
-    [error(&raw, &answer.points[0]), error(&out, &answer.out)]
+    [error(&raw, &truth.points[0]), error(&out, &truth.out)]
 }
 
 /// What is computed is what is stored: only queries are rounded to bytes, and weights to 16 or eight bits.
@@ -104,9 +116,10 @@ fn the_oracle_sees_what_a_transformed_cache_computes() {
             for format in INTEGERS {
                 for format in [hadamard(format), KvFormat::new(format, FORMATS[1]).key_basis(Basis::Hadamard)] {
                     let cache = filled(&t.k, &t.v, format);
+                    let inputs = Inputs::cached(t.q.view(), &cache);
+                    let seen = oracle(&inputs);
                     for (isa, exec) in execs() {
-                        let inputs = Inputs::cached(t.q.view(), &cache);
-                        let [scores, out] = error_of(&t.q, inputs, &inputs, exec);
+                        let [scores, out] = error_of(&t.q, inputs, &seen, exec);
                         let what = format!("{isa}, {dims:?}, {rows} rows, {format:?}: {scores} {out}");
                         assert!(scores < 9e-3 && out < 4e-3, "{what}");
                     }
@@ -123,10 +136,11 @@ fn precisions_take_every_pair_of_formats() {
         let t = Tensors::normal([1, 4, 2, rows, 300, 64, 64], rows as u64);
         for (keys, values) in FORMATS.into_iter().flat_map(|keys| FORMATS.map(|values| (keys, values))) {
             let cache = filled(&t.k, &t.v, KvFormat::new(keys, values));
+            let inputs = Inputs::cached(t.q.view(), &cache);
+            let seen = oracle(&inputs);
             for (isa, exec) in execs() {
                 for precision in [Precision::Native, Precision::Accurate] {
-                    let inputs = Inputs::cached(t.q.view(), &cache);
-                    let [scores, out] = error_at(precision, &t.q, inputs, &inputs, exec);
+                    let [scores, out] = error_at(precision, &t.q, inputs, &seen, exec);
                     let what = format!("{isa}, {rows} rows, {precision:?}, {keys:?} and {values:?}: {scores} {out}");
                     assert!(scores < 9e-3 && out < 4e-3, "{what}");
                     // Without scores that are written, the softmax may scale them.
@@ -134,9 +148,7 @@ fn precisions_take_every_pair_of_formats() {
                     let mut plain = vec![0.0; 4 * rows * 64];
                     let outputs = Outputs::new(ViewMut::bhld(&mut plain, [1, 4, rows, 64]).expect("it fits"));
                     attention.problem(inputs, outputs).expect("a good call").run_once(exec);
-                    let exact = naive::oracle(&attention, &inputs).expect("a good call").out;
-                    let sum: f64 = plain.iter().zip(&exact).map(|(&x, y)| (f64::from(x) - y).powi(2)).sum();
-                    let error = (sum / plain.len() as f64).sqrt();
+                    let error = error(&plain, &seen.out);
                     assert!(error < 4e-3, "{what}: {error}");
                 }
             }
@@ -171,7 +183,7 @@ fn elements_are_given_in_the_channels() {
 fn large_channels_cost_the_others_little() {
     let mut t = Tensors::normal([1, 8, 4, 16, 600, 128, 128], 4);
     t.k = Tensor::from_fn(t.k.shape, |at| t.k.get(at) * if at[3] == 37 { 20.0 } else { 1.0 });
-    let truth = Inputs::new(t.q.view(), t.k.view(), t.v.view());
+    let truth = oracle(&Inputs::new(t.q.view(), t.k.view(), t.v.view()));
     let exec = sdpa::Exec::serial();
     for (format, most) in [(INTEGERS[0], 0.5), (INTEGERS[1], 0.55), (INTEGERS[2], 0.7)] {
         let errors = [format.into(), hadamard(format)].map(|format| {
@@ -191,7 +203,8 @@ fn exact_tokens_are_those_that_were_appended() {
         for format in INTEGERS {
             for format in [KvFormat::from(format), hadamard(format), KvFormat::new(format, FORMATS[0])] {
                 let cache = filled(&t.k, &t.v, format.exact_first(16));
-                let (inputs, truth) = (Inputs::cached(t.q.view(), &cache), t.inputs());
+                let inputs = Inputs::cached(t.q.view(), &cache);
+                let (seen, truth) = (oracle(&inputs), oracle(&t.inputs()));
                 let held = inputs.key_values().expect("a cache");
                 for [b, h, j, d] in indices([2, 2, keys.min(16), 48]) {
                     let [got, expected] = [held.key([b, h, j, d]).expect("a key"), t.k.get([b, h, j, d])];
@@ -201,7 +214,7 @@ fn exact_tokens_are_those_that_were_appended() {
                 }
                 for (isa, exec) in execs() {
                     let what = format!("{isa}, {rows} rows, {keys} keys, {format:?}");
-                    let [scores, out] = error_of(&t.q, inputs, &inputs, exec);
+                    let [scores, out] = error_of(&t.q, inputs, &seen, exec);
                     assert!(scores < 9e-3 && out < 4e-3, "{what}: {scores} {out} from what the oracle sees");
                     if keys <= 16 {
                         let [scores, out] = error_of(&t.q, inputs, &truth, exec);

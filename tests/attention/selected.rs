@@ -145,13 +145,17 @@ fn a_list_has_the_bits_of_a_call_over_its_keys() {
     }
 }
 
-/// Memory in which a call has left NaN.
-fn used_workspace(exec: Exec) -> Workspace {
+/// A call on NaN, with enough rows for keys and values to be packed.
+fn call_on_nan() -> Case {
     let nan = |shape| Tensor::filled(shape, f32::from_bits(u32::MAX));
-    let (q, k, v) = (nan([1, 1, 40, 300]), nan([1, 1, 260, 300]), nan([1, 1, 260, 301]));
-    let case = Case { q, k, v, ..Case::plain(&mut Rng::new(0), [1, 1, 1, 40, 260, 300, 301]) };
-    let (mut full, mut workspace) = (case.unwritten(Wanted::LEAST), Workspace::new());
-    case.run_over_into(case.inputs(), exec, &mut full, &mut workspace);
+    let (q, k, v) = (nan([1, 1, 17, 300]), nan([1, 1, 260, 300]), nan([1, 1, 260, 301]));
+    Case { q, k, v, ..Case::plain(&mut Rng::new(0), [1, 1, 1, 17, 260, 300, 301]) }
+}
+
+/// Memory in which a call has left NaN.
+fn used_workspace(call: &Case, exec: Exec) -> Workspace {
+    let (mut full, mut workspace) = (call.unwritten(Wanted::LEAST), Workspace::new());
+    call.run_over_into(call.inputs(), exec, &mut full, &mut workspace);
     workspace
 }
 
@@ -159,35 +163,36 @@ fn used_workspace(exec: Exec) -> Workspace {
 /// calls used the workspace before.
 #[test]
 fn lists_over_caches_are_caches_of_the_listed_tokens() {
+    let nan = call_on_nan();
     for seed in 0..fewer(24) {
         let rng = &mut Rng::new(seed ^ 0xcac4e);
         let [d, dv] = rng.pick(&[[64, 64], [32, 80], [17, 5], [96, 48]]);
         let (rows, keys) = (rng.pick(&[1, 3, 40]), rng.pick(&[9, 200, 300, 700, 1100]));
         let case = Case::plain(rng, [2, 4, 2, rows, keys, d, dv]);
         let case = Case { selected: Some(lists_of_heads(rng, &case, 1)), ..case };
+        let tokens_of = |b: usize| [&case.k, &case.v].map(|x| x.part(b..b + 1, 0..2, 0..keys));
+        let lists = lists(&case);
+        let rows_of = |list: &List, x: &Tensor| x.part(list.b..list.b + 1, 0..4, list.rows.clone());
+        let alone = lists.iter().map(|list| Case { q: rows_of(list, &case.q), selected: None, ..case.clone() });
+        let alone: Vec<_> = alone.collect();
         for (format, empty) in every_format(&empty_cache(&case)) {
             let mut cache = empty.clone();
-            (0..2).for_each(|b| {
-                append_tokens(&mut cache, b, &[&case.k, &case.v].map(|x| x.part(b..b + 1, 0..2, 0..keys)))
-            });
+            (0..2).for_each(|b| append_tokens(&mut cache, b, &tokens_of(b)));
+            let of_list = |list: &List| {
+                let mut own = empty.clone();
+                append_tokens(&mut own, 0, &picked(&tokens_of(list.b), &list.keys));
+                own
+            };
+            let caches: Vec<_> = lists.iter().map(of_list).collect();
             for (isa, exec) in execs() {
-                let (mut full, mut workspace) = (case.unwritten(Wanted::LEAST), used_workspace(exec));
+                let (mut full, mut workspace) = (case.unwritten(Wanted::LEAST), used_workspace(&nan, exec));
                 case.run_over_into(Inputs::cached(case.q.view(), &cache), exec, &mut full, &mut workspace);
-                for list in lists(&case) {
-                    let (b, what) = (list.b, format!("seed {seed}, {format}, {isa}, {b} {:?}", list.rows, b = list.b));
-                    let mut own = empty.clone();
-                    append_tokens(
-                        &mut own,
-                        0,
-                        &picked(&[&case.k, &case.v].map(|x| x.part(b..b + 1, 0..2, 0..keys)), &list.keys),
-                    );
-                    let sub =
-                        Case { q: case.q.part(b..b + 1, 0..4, list.rows.clone()), selected: None, ..case.clone() };
-                    let expected =
-                        sub.run_over(Inputs::cached(sub.q.view(), &own).sequences(&[0]), exec, Wanted::LEAST);
-                    let part = |x: &Tensor| x.part(b..b + 1, 0..4, list.rows.clone());
-                    assert_same_bits(&what, &part(&full.out), &expected.out);
-                    assert_same_bits(&what, &part(&full.lse), &expected.lse);
+                for ((list, alone), cache) in lists.iter().zip(&alone).zip(&caches) {
+                    let what = format!("seed {seed}, {format}, {isa}, {} {:?}", list.b, list.rows);
+                    let inputs = Inputs::cached(alone.q.view(), cache).sequences(&[0]);
+                    let expected = alone.run_over(inputs, exec, Wanted::LEAST);
+                    assert_same_bits(&what, &rows_of(list, &full.out), &expected.out);
+                    assert_same_bits(&what, &rows_of(list, &full.lse), &expected.lse);
                 }
             }
         }

@@ -50,7 +50,8 @@ fn widen_f16(half: i32x4) -> f32x4 {
 unsafe fn load_16(p: *const u16) -> [i32x4; 2] {
     // SAFETY: the caller guarantees `p..p + 8`.
     let p = unsafe { p.cast::<[[u16; 4]; 2]>().read_unaligned() };
-    [i32x4::new(p[0].map(i32::from)), i32x4::new(p[1].map(i32::from))]
+    let widened = |x: [u16; 4]| i32x4::new([x[0].into(), x[1].into(), x[2].into(), x[3].into()]);
+    [widened(p[0]), widened(p[1])]
 }
 
 // SAFETY: made for every machine; loads and stores touch eight elements.

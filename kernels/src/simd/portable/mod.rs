@@ -26,9 +26,17 @@ fn whole(low: [f32x4; 2], high: [f32x4; 2]) -> Quad {
     [low[0], low[1], high[0], high[1]]
 }
 
+/// Returns four values by number. Not `core::array::from_fn` nor `map` of an array, which are calls where little is optimised.
 #[inline(always)]
-fn each(f: impl Fn(usize) -> f32x4) -> Quad {
+fn each<T>(f: impl Fn(usize) -> T) -> [T; 4] {
     [f(0), f(1), f(2), f(3)]
+}
+
+/// Returns eight numbers of sixteen bits, lowest byte first.
+#[inline(always)]
+fn words_of(bytes: [[u8; 2]; 8]) -> i16x8 {
+    let word = |i: usize| i16::from_le_bytes(bytes[i]);
+    i16x8::new([word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7)])
 }
 
 /// Returns `a > b ? a : b`, NaN included.
@@ -192,7 +200,7 @@ unsafe impl Simd for Portable {
         // SAFETY: the caller guarantees `p..p + 16`.
         let bytes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
         each(|i| {
-            let lanes = i32x4::new(core::array::from_fn(|lane| -i32::from(bytes[4 * i + lane] == 0)));
+            let lanes = i32x4::new(each(|lane| -i32::from(bytes[4 * i + lane] == 0)));
             from_bits(lanes).bitselect(zero[i], other[i])
         })
     }
@@ -200,7 +208,7 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     fn select_bits(self, bits: u16, zero: Quad, other: Quad) -> Quad {
         each(|i| {
-            let lanes = i32x4::new(core::array::from_fn(|lane| -i32::from(bits >> (4 * i + lane) & 1 == 0)));
+            let lanes = i32x4::new(each(|lane| -i32::from(bits >> (4 * i + lane) & 1 == 0)));
             from_bits(lanes).bitselect(zero[i], other[i])
         })
     }
@@ -281,7 +289,7 @@ unsafe impl Simd for Portable {
 pub(crate) unsafe fn transpose_four(rows: [*const f32; 4], out: *mut f32) {
     // SAFETY: the caller guarantees four floats of each row, and of each row of `out`.
     unsafe {
-        let block = f32x4::transpose(rows.map(|row| f32x4::new(row.cast::<[f32; 4]>().read_unaligned())));
+        let block = f32x4::transpose(each(|i| f32x4::new(rows[i].cast::<[f32; 4]>().read_unaligned())));
         for (i, row) in block.into_iter().enumerate() {
             out.add(i * LANES).cast::<[f32; 4]>().write_unaligned(row.to_array());
         }
@@ -320,8 +328,8 @@ unsafe impl Int8Dot for Portable {
     unsafe fn nibble_columns<H: Half>(self, p: *const i8) -> Self::Words {
         // SAFETY: the caller guarantees `p..p + 64`.
         let bytes = unsafe { p.cast::<[[[u8; 2]; 8]; 4]>().read_unaligned() };
-        bytes.map(|bytes| {
-            let pairs = i16x8::new(bytes.map(i16::from_le_bytes));
+        each(|i| {
+            let pairs = words_of(bytes[i]);
             // Each element up to the end of its 16 bits, and back with its sign.
             let [even, odd] = if H::IS_UPPER { [pairs << 8, pairs] } else { [pairs << 12, pairs << 4] };
             [even >> 12, odd >> 12]
@@ -349,8 +357,8 @@ unsafe impl Int8Dot for Portable {
     unsafe fn words(self, p: *const i8) -> Self::Words {
         // SAFETY: the caller guarantees `p..p + 64`.
         let bytes = unsafe { p.cast::<[[[u8; 2]; 8]; 4]>().read_unaligned() };
-        bytes.map(|bytes| {
-            let pairs = i16x8::new(bytes.map(i16::from_le_bytes));
+        each(|i| {
+            let pairs = words_of(bytes[i]);
             [(pairs << 8) >> 8, pairs >> 8]
         })
     }
@@ -376,7 +384,7 @@ unsafe impl Int8Dot for Portable {
 
     #[inline(always)]
     fn bytes<const SHIFT: u32>(self, v: Quad) -> [u8; LANES] {
-        let lanes = v.map(|v| (bits(v) >> SHIFT).to_array());
+        let lanes = each(|i| (bits(v[i]) >> SHIFT).to_array());
         core::array::from_fn(|i| lanes[i / 4][i % 4] as u8)
     }
 }
