@@ -54,6 +54,7 @@ const LAYERS: Rooms = &[
     "share",
     "compute",
     "sequences",
+    "next_rows",
     "steps",
     "linear",
     "dictionary",
