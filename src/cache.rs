@@ -151,6 +151,27 @@ impl KvCache {
         self.cache.bytes()
     }
 
+    /// Bytes that a sequence of `tokens` tokens holds which came one by one and shares no block: a forecast, before a request is
+    /// admitted. `usize::MAX` if that overflows.
+    ///
+    /// [`Self::bytes`] also counts memory that ended sequences left ([`Self::shrink`] gives it back), and what a sliding cache has
+    /// of a prompt that came at once, until the next append evicts it.
+    ///
+    /// ```
+    /// use sdpa::{KvCache, KvShape, View};
+    /// let mut cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 64, value_dim: 64 })?;
+    /// let bytes = cache.bytes_for(300);
+    /// assert_eq!(bytes, 2 * 256 * 2 * 2 * 64 * 4); // two blocks of 256 keys and values
+    /// let rows = vec![0.5; 2 * 300 * 64];
+    /// let rows = View::bhld(&rows, [1, 2, 300, 64])?;
+    /// cache.append(rows, rows)?;
+    /// assert_eq!(cache.bytes(), bytes);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    pub fn bytes_for(&self, tokens: usize) -> usize {
+        self.cache.bytes_for(tokens)
+    }
+
     pub(crate) fn kernel(&self) -> &Cache {
         &self.cache
     }

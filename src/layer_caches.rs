@@ -4,6 +4,8 @@ use crate::cache::KvCache;
 #[cfg(feature = "safetensors")]
 use crate::cache::file::{File, write};
 use crate::error::{Error, at_most, same};
+#[cfg(feature = "safetensors")]
+use core::ops::Range;
 
 /// Key of the descriptions of the caches in a file's metadata.
 #[cfg(feature = "safetensors")]
@@ -79,7 +81,12 @@ impl LayerCaches {
     /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed.
     pub fn len(&self, sequence: usize) -> Result<usize, Error> {
         self.there("sequence", sequence)?;
-        Ok(self.layers.iter().map(|cache| cache.lens()[sequence]).min().unwrap_or(0))
+        Ok(self.held_by_all(sequence))
+    }
+
+    /// Number of keys of each sequence that all layers have, as [`Self::len`] says it; 0 for removed sequences.
+    pub fn lens(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.layers[0].sequences()).map(|sequence| self.held_by_all(sequence))
     }
 
     /// Takes back tokens that only some layers have.
@@ -101,6 +108,15 @@ impl LayerCaches {
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.check(|cache| cache.check_truncate(sequence, len))?;
         self.each(|cache| cache.truncate(sequence, len))
+    }
+
+    /// Removes all keys of a sequence from all layers: see [`KvCache::clear`].
+    ///
+    /// # Errors
+    /// As there; all caches are then unchanged.
+    pub fn clear(&mut self, sequence: usize) -> Result<(), Error> {
+        self.there("sequence", sequence)?;
+        self.each(|cache| cache.clear(sequence))
     }
 
     /// Keeps accepted tokens of a sequence in all layers: see [`KvCache::keep`].
@@ -141,6 +157,11 @@ impl LayerCaches {
         self.layers.iter().map(KvCache::bytes).sum()
     }
 
+    /// Bytes that a sequence of `tokens` tokens holds in all layers: see [`KvCache::bytes_for`].
+    pub fn bytes_for(&self, tokens: usize) -> usize {
+        self.layers.iter().map(|cache| cache.bytes_for(tokens)).fold(0, usize::saturating_add)
+    }
+
     /// Gives back memory that holds no key, of all layers: see [`KvCache::shrink`].
     pub fn shrink(&mut self) {
         self.layers.iter_mut().for_each(KvCache::shrink);
@@ -161,9 +182,57 @@ impl LayerCaches {
     /// As there.
     #[cfg(feature = "safetensors")]
     pub fn export(&self) -> Result<Vec<u8>, Error> {
-        let parts = self.layers.iter().enumerate().map(|(layer, cache)| cache.file_part(prefix(layer)));
+        self.file_of(0..self.layers[0].sequences())
+    }
+
+    /// Returns one sequence of all layers as the bytes of a file, to swap it out: see [`KvCache::export_sequence`]. Takes the feature
+    /// `safetensors`.
+    ///
+    /// ```
+    /// use sdpa::{KvCache, KvShape, LayerCaches};
+    /// let layer = KvCache::new(2, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 })?;
+    /// let mut caches = LayerCaches::new(vec![layer; 2])?;
+    /// let swapped = caches.export_sequence(1)?;
+    /// caches.clear(1)?; // other sequences take its memory
+    /// caches.import_sequence(0, &swapped)?;
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(feature = "safetensors")]
+    pub fn export_sequence(&self, sequence: usize) -> Result<Vec<u8>, Error> {
+        self.there("sequence", sequence)?;
+        self.file_of(sequence..sequence + 1)
+    }
+
+    #[cfg(feature = "safetensors")]
+    fn file_of(&self, sequences: Range<usize>) -> Result<Vec<u8>, Error> {
+        let layers = self.layers.iter().enumerate();
+        let parts = layers.map(|(layer, cache)| cache.file_part(prefix(layer), sequences.clone()));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         write(DESCRIPTIONS, &parts.iter().map(|part| &part.description).collect::<Vec<_>>(), &parts)
+    }
+
+    /// Fills a sequence that is empty in all layers from a file that [`Self::export_sequence`] made: see
+    /// [`KvCache::import_sequence`]. Takes the feature `safetensors`.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Mismatch`] for another number of layers; all caches are then unchanged.
+    #[cfg(feature = "safetensors")]
+    pub fn import_sequence(&mut self, sequence: usize, bytes: &[u8]) -> Result<(), Error> {
+        let file = File::read(bytes)?;
+        let descriptions = file.descriptions(DESCRIPTIONS)?;
+        same("file", "number of layers", descriptions.len(), self.layers.len(), "the model")?;
+        let layers = self.layers.iter().zip(&descriptions).enumerate();
+        let tensors = layers.map(|(layer, (cache, it))| cache.sequence_of(sequence, &file, &prefix(layer), it));
+        let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
+        let mut layers = self.layers.iter_mut().zip(&tensors);
+        let restored = layers.try_for_each(|(cache, tensors)| cache.restore_sequence(sequence, tensors));
+        if restored.is_err() {
+            self.clear(sequence)?;
+        }
+        restored
     }
 
     /// Makes caches from the bytes of a file that [`Self::export`] made. Takes the feature `safetensors`.
@@ -175,6 +244,10 @@ impl LayerCaches {
         let file = File::read(bytes)?;
         let layers = file.descriptions(DESCRIPTIONS)?.into_iter().enumerate();
         Self::new(layers.map(|(layer, it)| KvCache::from_file(&file, &prefix(layer), &it)).collect::<Result<_, _>>()?)
+    }
+
+    fn held_by_all(&self, sequence: usize) -> usize {
+        self.layers.iter().map(|cache| cache.lens()[sequence]).min().unwrap_or(0)
     }
 
     fn there(&self, argument: &'static str, sequence: usize) -> Result<(), Error> {

@@ -3,12 +3,15 @@
 mod description;
 mod file_length;
 mod import;
+mod one_sequence;
 
 use crate::cache::KvCache;
 use crate::error::Error;
+use core::ops::Range;
 use description::held;
 pub(crate) use description::{Description, ElementFormat};
 pub(crate) use import::{File, wrong};
+pub(crate) use one_sequence::FileTarget;
 use safetensors::tensor::Dtype;
 use sdpa_kernels::{CacheFormat, KvFormat, TokenPart};
 use serde::Serialize;
@@ -153,15 +156,18 @@ impl KvCache {
     /// [`Error::Empty`] for a cache without heads, [`Error::Memory`], [`Error::File`] for more sequences than the
     /// header of a safetensors file can list (about half a million), or for a sequence of 2³² keys or more.
     pub fn export(&self) -> Result<Vec<u8>, Error> {
-        let part = self.file_part(String::new())?;
+        let part = self.file_part(String::new(), 0..self.sequences())?;
         write(DESCRIPTION, &part.description, core::slice::from_ref(&part))
     }
 
-    /// Returns what a file has of this cache.
-    pub(crate) fn file_part(&self, prefix: String) -> Result<FilePart<'_>, Error> {
-        let description = Description::of(self).ok_or_else(|| refused(NO_FORMAT))?;
+    /// Returns what a file has of these sequences of the cache.
+    pub(crate) fn file_part(&self, prefix: String, sequences: Range<usize>) -> Result<FilePart<'_>, Error> {
+        let first = sequences.start;
+        let description = Description::of(self, sequences).ok_or_else(|| refused(NO_FORMAT))?;
         let elements = TokenPart::ALL.map(|part| self.cache.token_elements(part));
-        let read = |part, at, to: &mut [u8]| self.cache.read_token(part, at, to);
+        let read = move |part, [sequence, head, token]: [usize; 3], to: &mut [u8]| {
+            self.cache.read_token(part, [first + sequence, head, token], to);
+        };
         Ok(FilePart { prefix, description, format: self.format(), elements, read: Box::new(read) })
     }
 }

@@ -1,10 +1,9 @@
 //! Sequences of a pool as safetensors files.
 
-use crate::cache::file::{DESCRIPTION, Description, File, FilePart, NO_FORMAT, write, wrong};
+use crate::cache::file::{DESCRIPTION, Description, File, FilePart, FileTarget, NO_FORMAT, write, wrong};
 use crate::error::{Error, same};
 use crate::page_pool::PagePool;
-use crate::shape::KvShape;
-use sdpa_kernels::{BlockTable, CacheFormat, NewTokens, TokenPart};
+use sdpa_kernels::{BlockTable, NewTokens, TokenPart};
 
 /// Returns the page and row of token `[sequence, head, token]`, as `[page, head, row]`.
 fn place(table: &BlockTable<'_>, page_size: usize, [sequence, head, token]: [usize; 3]) -> [usize; 3] {
@@ -82,25 +81,11 @@ impl PagePool {
 
     /// Refuses a file of other sizes or another format.
     fn check_file(&self, file: &File<'_>, description: &Description) -> Result<(), Error> {
-        let KvShape { kv_heads, head_dim, value_dim } = self.shape();
-        same("file", "kv_heads", description.kv_heads, kv_heads, "the pool")?;
-        same("file", "head_dim", description.head_dim, head_dim, "the pool")?;
-        same("file", "value_dim", description.value_dim, value_dim, "the pool")?;
         let evicted = description.sequences.iter().flatten().any(|contents| contents.evicted.is_some());
         if description.latent || description.window.is_some() || evicted {
             return Err(wrong("the cache in the file is latent or sliding, which the sequences of a pool are not"));
         }
         let own = Description::of_lens(self.shape(), self.format(), &[]).ok_or_else(|| wrong(NO_FORMAT))?;
-        for ((part, got), (_, expected)) in description.parts().into_iter().zip(own.parts()) {
-            if got != expected {
-                return Err(wrong(format!("{part} of the file are {got}, but those of the pool are {expected}")));
-            }
-        }
-        match self.format().keys {
-            CacheFormat::Int8PerChannel(scales) if file.channel_scales("", self.shape())? != scales => {
-                Err(wrong("the scales of the keys' channels in the file are not those of the pool"))
-            }
-            _ => Ok(()),
-        }
+        file.check_form("", description, &FileTarget { name: "the pool", format: self.format(), description: own })
     }
 }

@@ -6,6 +6,8 @@ mod file;
 mod growth;
 mod history;
 mod keep;
+#[cfg(feature = "safetensors")]
+mod one_sequence;
 mod places;
 mod ragged;
 mod rollback;

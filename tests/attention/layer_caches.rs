@@ -45,6 +45,8 @@ fn what_happens_to_all_layers_happens_to_each() {
         }
     }
     assert_eq!([caches.len(0), caches.len(1)], [Ok(320), Ok(40)]);
+    assert_eq!(caches.lens().collect::<Vec<_>>(), [320, 40]);
+    assert_eq!(caches.bytes_for(320), alone.iter().map(|alone| alone.bytes_for(320)).sum::<usize>());
     same("appended", &caches, &alone);
     caches.keep(0, 300, &[1, 3, 19]).expect("they have these");
     caches.truncate(1, 33).expect("it is shorter");
@@ -74,6 +76,18 @@ fn what_happens_to_all_layers_happens_to_each() {
             "import: the file does not describe a cache: there are no metadata \"sdpa.kv_cache\""
         );
         assert!(LayerCaches::import(&alone[0].export().expect("a file")).is_err());
+        let swapped = caches.export_sequence(2).expect("a file");
+        caches.clear(2).expect("a sequence");
+        assert_eq!(caches.lens().collect::<Vec<_>>(), [303, 0, 0]);
+        caches.import_sequence(2, &swapped).expect("its file");
+        same("swapped", &caches, &alone);
+        assert!(caches.import_sequence(2, &swapped).is_err() && caches.import_sequence(0, &file).is_err());
+        let fewer = LayerCaches::new(layers()[..2].to_vec()).expect("caches").export_sequence(0).expect("a file");
+        assert_eq!(
+            caches.import_sequence(2, &fewer).expect_err("of two layers").to_string(),
+            "file: number of layers is 2, but the model has 3"
+        );
+        same("refused", &caches, &alone);
     }
 }
 
@@ -111,11 +125,12 @@ fn what_one_layer_refuses_changes_none() {
         caches.truncate(0, 702),
         caches.fork(0, 2),
         caches.remove_sequence(2),
+        caches.clear(2),
         caches.keep(0, 690, &[3, 2]),
         caches.layer_mut(3).map(drop),
     ];
     assert_eq!(
-        refused[6].as_ref().map_err(ToString::to_string),
+        refused[7].as_ref().map_err(ToString::to_string),
         Err("layer: index is 3, but must be at most 2, the last layer".to_string())
     );
     assert!(refused.iter().all(Result::is_err), "{refused:?}");

@@ -3,6 +3,7 @@
 use crate::cache::KvCache;
 use crate::shape::KvShape;
 use core::num::NonZeroUsize;
+use core::ops::Range;
 use sdpa_kernels::{Basis, CacheFormat, Dtype, Int4, KvFormat, TokenPart};
 use serde::{Deserialize, Serialize};
 
@@ -154,6 +155,13 @@ pub(crate) struct StoredSliding {
     pub(super) rollback: usize,
 }
 
+impl StoredSliding {
+    fn words(self) -> String {
+        let Self { last, first, rollback } = self;
+        format!("the first {first} and the last {last}, with {rollback} to take back")
+    }
+}
+
 /// Keys of a sequence.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct StoredSequence {
@@ -197,6 +205,11 @@ impl Description {
         })
     }
 
+    /// Returns the sizes of keys and values.
+    pub(super) fn shape(&self) -> KvShape {
+        KvShape { kv_heads: self.kv_heads, head_dim: self.head_dim, value_dim: self.value_dim }
+    }
+
     /// Returns the formats of keys and of values.
     pub(super) fn formats(&self) -> [ElementFormat; 2] {
         let own = match self.elements {
@@ -215,8 +228,8 @@ impl Description {
         format.key_basis(self.key_basis.basis()).value_basis(self.value_basis.basis())
     }
 
-    /// Returns the form of the keys and of the values, and the number of exact tokens, in words.
-    pub(crate) fn parts(&self) -> [(&'static str, String); 4] {
+    /// Returns the form of the keys and of the values, the number of exact tokens, and which keys are kept, in words.
+    pub(super) fn parts(&self) -> [(&'static str, String); 6] {
         let [keys, values] = self.formats();
         let form = |format, basis| match basis {
             StoredBasis::Channels => format!("{format:?}"),
@@ -227,6 +240,8 @@ impl Description {
             ("values", form(values, self.value_basis)),
             ("exact first tokens", self.exact_first.to_string()),
             ("scales of heads", format!("{:?} and {:?}", self.key_scales, self.value_scales)),
+            ("columns of values", if self.latent { "those of keys" } else { "their own" }.to_string()),
+            ("kept keys", self.window.map_or("all".to_string(), StoredSliding::words)),
         ]
     }
 
@@ -244,21 +259,21 @@ impl Description {
         self.elements == ElementFormat::Int8PerChannel
     }
 
-    /// Returns the description of a cache; `None` if files have no such format.
-    pub(super) fn of(cache: &KvCache) -> Option<Self> {
+    /// Returns the description of sequences of a cache; `None` if files have no such format.
+    pub(super) fn of(cache: &KvCache, sequences: Range<usize>) -> Option<Self> {
         let window = cache.sliding_window().map(|keys| StoredSliding {
             last: keys.last,
             first: keys.first,
             rollback: keys.rollback,
         });
-        let sequence = |(sequence, &len): (usize, &usize)| {
-            let evicted = cache.evicted(sequence).ok()?;
+        let sequence = |sequence| {
+            let (len, evicted) = (cache.lens()[sequence], cache.evicted(sequence).ok()?);
             Some(StoredSequence { len, evicted: (!evicted.is_empty()).then_some([evicted.start, evicted.end]) })
         };
         Some(Self {
             latent: cache.is_latent(),
             window,
-            sequences: cache.lens().iter().enumerate().map(sequence).collect(),
+            sequences: sequences.map(sequence).collect(),
             ..Self::of_lens(cache.shape(), cache.format(), &[])?
         })
     }

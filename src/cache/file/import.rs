@@ -186,7 +186,7 @@ fn empty(file: &File<'_>, prefix: &str, description: &Description) -> Result<KvC
 }
 
 /// Refuses lengths and gaps that no sequence of the cache has.
-fn check_contents(
+pub(super) fn check_contents(
     cache: &KvCache,
     sequence: usize,
     &StoredSequence { len, evicted }: &StoredSequence,
@@ -201,7 +201,7 @@ fn check_contents(
 }
 
 /// Fills an empty sequence.
-fn restore(cache: &mut KvCache, sequence: usize, tensors: &SequenceTensors<'_>) -> Result<(), Error> {
+pub(super) fn restore(cache: &mut KvCache, sequence: usize, tensors: &SequenceTensors<'_>) -> Result<(), Error> {
     let StoredSequence { len, evicted } = tensors.contents;
     let [start, end] = evicted.unwrap_or([0, 0]);
     // The file has all the tokens that memory is taken for.

@@ -35,6 +35,11 @@ enum Step {
         from: usize,
         to: usize,
     },
+    /// To a file, and from it into another sequence.
+    Swap {
+        from: usize,
+        to: usize,
+    },
     AddSequence,
     /// Tokens of NaN and ∞, rolled back.
     Poison {
@@ -58,6 +63,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(sequence, share, block)| Step::Truncate { sequence, share, block }),
         1 => which.clone().prop_map(|sequence| Step::Clear { sequence }),
         3 => (which.clone(), which.clone()).prop_map(|(from, to)| Step::Fork { from, to }),
+        2 => (which.clone(), which.clone()).prop_map(|(from, to)| Step::Swap { from, to }),
         1 => Just(Step::AddSequence),
         3 => (which, tokens()).prop_map(|(sequence, tokens)| Step::Poison { sequence, tokens }),
         1 => Just(Step::Copy),
@@ -134,6 +140,13 @@ impl Pair {
             Step::Fork { from, to } => {
                 self.cache.fork(from % n, to % n).unwrap();
                 self.model[to % n] = self.model[from % n].clone();
+            }
+            Step::Swap { from, to } => {
+                let (from, to) = (from % n, to % n);
+                let file = self.cache.export_sequence(from).unwrap();
+                [from, to].into_iter().for_each(|sequence| self.cache.clear(sequence).unwrap());
+                self.cache.import_sequence(to, &file).unwrap();
+                self.model[to] = core::mem::take(&mut self.model[from]);
             }
             Step::AddSequence if n < MOST_SEQUENCES => {
                 assert_eq!(self.cache.add_sequence(), n);

@@ -3,6 +3,7 @@
 use super::blocks::{Packed, is_shared};
 use super::spare::{Counts, SpareBlocks, rows_for, size_for};
 use super::{Cache, NewTokens, Sliding};
+use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 use std::sync::Arc;
@@ -40,13 +41,35 @@ impl Cache {
         }
     }
 
-    /// Returns the blocks, evicted ones included, that no later row will see.
-    fn evictable(&self, sequence: usize) -> Range<usize> {
+    /// Returns the number of bytes that a sequence of `len` tokens holds which came one by one, if it shares no block;
+    /// `usize::MAX` if that overflows.
+    pub fn bytes_for(&self, len: usize) -> usize {
+        let sizes = self.store.sizes;
+        let bytes = |rows| sizes.with_rows(rows).floats() * size_of::<f32>();
+        // The last token evicted what it did not see itself.
+        let evicted = self.evictable_at(len.saturating_sub(1));
+        let (blocks, first) = (len.div_ceil(KEY_BLOCK) - evicted.len(), Self::rows_up_to(0, len));
+        if blocks == 0 {
+            return 0;
+        }
+        let has_first = evicted.is_empty() || evicted.start > 0;
+        let exact = if has_first && sizes.exact > 0 { AlignedBuf::bytes_for(sizes.exact_floats()) } else { 0 };
+        let first = if has_first { bytes(first) } else { bytes(KEY_BLOCK) };
+        bytes(KEY_BLOCK).saturating_mul(blocks - 1).saturating_add(first + exact)
+    }
+
+    /// Returns the blocks of a sequence of `len` tokens, evicted ones included, that no later row will see.
+    fn evictable_at(&self, len: usize) -> Range<usize> {
         let Some(Sliding { last, first, rollback }) = self.sliding else { return 0..0 };
         // The next row is its own last key, which is not in the cache yet.
         let from = first.div_ceil(KEY_BLOCK);
-        let to = (self.lens[sequence] + 1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;
-        from..to.min(self.blocks[sequence].len()).max(from)
+        let to = len.saturating_add(1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;
+        from..to.min(len.div_ceil(KEY_BLOCK)).max(from)
+    }
+
+    /// Returns the blocks of a sequence, evicted ones included, that no later row will see.
+    fn evictable(&self, sequence: usize) -> Range<usize> {
+        self.evictable_at(self.lens[sequence])
     }
 
     /// Evicts the keys that no later row will see.
