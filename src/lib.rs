@@ -39,8 +39,6 @@ mod backward;
 mod cache;
 mod choosing;
 mod error;
-#[cfg(doctest)]
-mod guide;
 #[doc = include_str!("ieee.md")]
 pub mod ieee {}
 mod inputs;
@@ -52,6 +50,9 @@ mod page_pool;
 #[cfg(feature = "parts")]
 pub mod parts;
 mod plan;
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 mod shape;
 mod state;
 mod threads;

@@ -33,6 +33,7 @@ use sequence::OracleSequence;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Answer<T> {
     /// Weighted sums of values.
     pub out: Vec<T>,

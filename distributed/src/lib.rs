@@ -6,7 +6,7 @@
 //! its rows: so a result has the bits of one call on one machine, on any number of ranks and however they share. Calls can be cut
 //! by heads instead ([`Split`]), and there are gradients ([`BackwardShare`]) and decode steps over a cut cache ([`Step`]).
 //!
-//! See `docs/distributed.md` in the repository for how to run it.
+//! The repository's [docs/distributed.md](https://github.com/sdpa-rs/sdpa/blob/HEAD/docs/distributed.md) says how to run it.
 #![deny(unsafe_code)]
 
 mod agreement;

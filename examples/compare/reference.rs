@@ -123,8 +123,9 @@ fn largest(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Without the scores, which take memory in the number of rows times keys.
-fn without_scores<T>(answer: Answer<T>) -> Answer<T> {
-    Answer { points: Default::default(), key_weight_sums: Vec::new(), ..answer }
+fn without_scores<T>(mut answer: Answer<T>) -> Answer<T> {
+    (answer.points, answer.key_weight_sums) = (Default::default(), Vec::new());
+    answer
 }
 
 /// The answer in f64 for some rows, and the error of the naive f32 path on them.

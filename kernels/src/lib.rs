@@ -73,6 +73,7 @@ pub use kv::source::KeyValues;
 pub use machine::{OPT_LEVEL, peak_flops, read_bandwidth};
 pub use matmul::bf16_parts::MAX_PARTS;
 pub use matmul::e4m3::{e4m3, is_e4m3_scale};
+pub use matmul::finite::first_not_finite;
 pub use matmul::hadamard::Basis;
 pub use matmul::int4::Int4;
 pub use matmul::int8::{MAX_HEAD_DIM as MAX_INT8_HEAD_DIM, is_int8_scale};
@@ -90,7 +91,7 @@ pub use nn::sgemm as gemm;
 pub use simd::aligned::{floats, has_memory, zeros};
 pub use simd::isa::{Isa, vectorized};
 pub use simd::tiles::NoMatrixUnit;
-pub use tensor::any::{Tensor, TensorMut};
+pub use tensor::any::{Tensor, TensorMut, first_beyond};
 pub use tensor::element::{Bf16, Dtype, F16, Precision, narrow, widen};
 #[cfg(feature = "nn")]
 pub use tensor::head_writer::HeadsMut;

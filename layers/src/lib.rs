@@ -43,8 +43,6 @@ mod dictionary;
 mod embedding;
 mod error;
 mod feed_forward;
-#[cfg(doctest)]
-mod guide;
 mod hybrid_caches;
 mod layer_input;
 mod linear;
@@ -55,6 +53,9 @@ mod next_rows;
 mod norm;
 mod pool;
 mod positions;
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 mod sequences;
 mod share;
 mod steps;

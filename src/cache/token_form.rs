@@ -2,7 +2,7 @@
 
 use crate::error::{Error, same};
 use crate::shape::KvShape;
-use sdpa_kernels::{Basis, CacheFormat, Dtype, F16, Isa, KvFormat, Tensor};
+use sdpa_kernels::{Basis, CacheFormat, Dtype, F16, Isa, KvFormat, Tensor, first_beyond, first_not_finite};
 
 /// Refuses keys and values of these shapes if their sizes are not `shape`, the sizes of `of`. [`check_elements`] looks at the
 /// elements, once there is memory for them: a view may be huge.
@@ -23,25 +23,27 @@ pub(crate) fn check_elements(format: KvFormat<'_>, isa: Isa, [k, v]: [Tensor<'_>
     for (argument, format, basis, x) in [("k", keys, key_basis, k), ("v", values, value_basis, v)] {
         let (unfit, expected) = match (format, basis) {
             (CacheFormat::Elements(Dtype::F16), _) => {
-                (x.beyond(isa, F16::LEAST_INFINITE), "below 65520 in size, as f16 is")
+                (first_beyond(&x, isa, F16::LEAST_INFINITE), "below 65520 in size, as f16 is")
             }
             // Of E4M3 with a given scale, NaN is NaN, and the largest number stands for all that are larger.
             (CacheFormat::Elements(_) | CacheFormat::E4m3PerHead(_), _) => continue,
-            (CacheFormat::E4m3PerToken, _) => (x.not_finite(isa), "finite where each row has a scale of its own"),
+            (CacheFormat::E4m3PerToken, _) => {
+                (first_not_finite(&x, isa), "finite where each row has a scale of its own")
+            }
             // A transformed row may have an element sixteen times as large.
             (CacheFormat::Int4(_), Basis::Hadamard) => (
-                x.not_finite(isa).or_else(|| x.beyond(isa, F16::LEAST_INFINITE / 16.0)),
+                first_not_finite(&x, isa).or_else(|| first_beyond(&x, isa, F16::LEAST_INFINITE / 16.0)),
                 "below 4095 in size where elements are int4 in the Hadamard basis, with scales of f16",
             ),
             (_, Basis::Hadamard) => (
-                x.not_finite(isa).or_else(|| x.beyond(isa, 1e36)),
+                first_not_finite(&x, isa).or_else(|| first_beyond(&x, isa, 1e36)),
                 "below 1e36 in size where elements are int8 in the Hadamard basis",
             ),
             (CacheFormat::Int4(_), _) => (
-                x.not_finite(isa).or_else(|| x.beyond(isa, F16::LEAST_INFINITE)),
+                first_not_finite(&x, isa).or_else(|| first_beyond(&x, isa, F16::LEAST_INFINITE)),
                 "below 65520 in size where elements are int4, with scales of f16",
             ),
-            _ => (x.not_finite(isa), "finite where elements are int8"),
+            _ => (first_not_finite(&x, isa), "finite where elements are int8"),
         };
         if let Some(([_, _, row, _], got)) = unfit {
             return Err(Error::Row { argument, what: "an element", row, got, expected });

@@ -24,6 +24,7 @@ use sdpa_kernels::{Covered, MaskMod, Mods, Position, ScoreMod, Tensor, TokenPart
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Gradient<T> {
     /// Gradient in the queries.
     pub q: Vec<T>,

@@ -46,7 +46,6 @@ const ROOT: Rooms = &[
     "state",
     "parts",
     "naive",
-    "guide",
 ];
 
 const LAYERS: Rooms = &[
@@ -71,7 +70,6 @@ const LAYERS: Rooms = &[
     "transformer",
     "decoder",
     "bert",
-    "guide",
 ];
 
 /// The files that each file imports, as module paths: `attention::products::qk`.

@@ -56,20 +56,18 @@ unsafe fn all_finite_of<S: Simd, T: Element>(s: S, values: Rows<T>, n: usize, co
     s.reduce_sum(s.add(s.add(a, b), s.add(c, d))) + rest == 0.0
 }
 
-impl Tensor<'_> {
-    /// Returns the first element that is not finite, and its index.
-    pub fn not_finite(&self, isa: Isa) -> Option<([usize; 4], f32)> {
-        let [batch, heads, rows, dim] = self.shape();
-        if rows == 0 || dim == 0 {
+/// Returns the first element of a tensor that is not finite, and its index.
+pub fn first_not_finite(tensor: &Tensor<'_>, isa: Isa) -> Option<([usize; 4], f32)> {
+    let [batch, heads, rows, dim] = tensor.shape();
+    if rows == 0 || dim == 0 {
+        return None;
+    }
+    (0..batch).flat_map(|b| (0..heads).map(move |h| [b, h])).find_map(|[b, h]| {
+        // SAFETY: the head is inside the shape and has a row 0; all its rows are readable.
+        if dispatch!(isa, |s| unsafe { all_finite(s, tensor.rows(b, h, 0), rows, dim) }) {
             return None;
         }
-        (0..batch).flat_map(|b| (0..heads).map(move |h| [b, h])).find_map(|[b, h]| {
-            // SAFETY: the head is inside the shape and has a row 0; all its rows are readable.
-            if dispatch!(isa, |s| unsafe { all_finite(s, self.rows(b, h, 0), rows, dim) }) {
-                return None;
-            }
-            let mut at = (0..rows).flat_map(|l| (0..dim).map(move |d| [b, h, l, d]));
-            at.find_map(|at| self.get(at).filter(|x| !x.is_finite()).map(|x| (at, x)))
-        })
-    }
+        let mut at = (0..rows).flat_map(|l| (0..dim).map(move |d| [b, h, l, d]));
+        at.find_map(|at| tensor.get(at).filter(|x| !x.is_finite()).map(|x| (at, x)))
+    })
 }

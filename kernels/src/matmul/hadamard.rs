@@ -7,6 +7,7 @@ use crate::simd::{LANES, Simd};
 
 /// Basis that the elements of stored keys or values belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Basis {
     /// Channels, as the caller gives them.
     #[default]

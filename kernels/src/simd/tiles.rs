@@ -13,6 +13,7 @@ pub(crate) const BLOCK: usize = 2 * TILE;
 
 /// Reason why a machine's matrix unit is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NoMatrixUnit {
     /// The machine, or this build, has none.
     Absent,

@@ -161,31 +161,6 @@ impl Tensor<'_> {
         Some(by_type!(Tensor => Tensor, self, |view| view.columns(range)?))
     }
 
-    /// Returns the first finite element of at least this magnitude, and its index, if there is one.
-    pub fn beyond(&self, isa: Isa, least: f32) -> Option<([usize; 4], f32)> {
-        if self.dtype() == Dtype::F16 && least >= F16::LEAST_INFINITE {
-            return None;
-        }
-        by_type!(Tensor, self, |view| {
-            let [batch, heads, rows, dim] = view.shape();
-            let beyond = |x: f32| x.is_finite() && x.abs() >= least;
-            let mut at = (0..batch * heads * rows).map(|i| [i / rows / heads, i / rows % heads, i % rows]);
-            at.find_map(|[b, h, l]| {
-                let row = view.contiguous_row([b, h, l]);
-                let none = row.is_some_and(|row| {
-                    vectorized(
-                        isa,
-                        #[inline(always)]
-                        || row.iter().fold(true, |none, x| none & !beyond(x.widen())),
-                    )
-                });
-                let mut elements =
-                    (0..if none { 0 } else { dim }).filter_map(|d| Some(([b, h, l, d], self.get([b, h, l, d])?)));
-                elements.find(|&(_, x)| beyond(x))
-            })
-        })
-    }
-
     /// Returns rows `l` and on of a head.
     ///
     /// # Safety
@@ -198,6 +173,31 @@ impl Tensor<'_> {
             Rows::strided(first, view.strides()[2], element)
         })
     }
+}
+
+/// Returns the first finite element of a tensor of at least this magnitude, and its index, if there is one.
+pub fn first_beyond(tensor: &Tensor<'_>, isa: Isa, least: f32) -> Option<([usize; 4], f32)> {
+    if tensor.dtype() == Dtype::F16 && least >= F16::LEAST_INFINITE {
+        return None;
+    }
+    by_type!(Tensor, tensor, |view| {
+        let [batch, heads, rows, dim] = view.shape();
+        let beyond = |x: f32| x.is_finite() && x.abs() >= least;
+        let mut at = (0..batch * heads * rows).map(|i| [i / rows / heads, i / rows % heads, i % rows]);
+        at.find_map(|[b, h, l]| {
+            let row = view.contiguous_row([b, h, l]);
+            let none = row.is_some_and(|row| {
+                vectorized(
+                    isa,
+                    #[inline(always)]
+                    || row.iter().fold(true, |none, x| none & !beyond(x.widen())),
+                )
+            });
+            let mut elements =
+                (0..if none { 0 } else { dim }).filter_map(|d| Some(([b, h, l, d], tensor.get([b, h, l, d])?)));
+            elements.find(|&(_, x)| beyond(x))
+        })
+    })
 }
 
 impl TensorMut<'_> {

@@ -94,11 +94,13 @@ pub(crate) enum StoredBasis {
 }
 
 impl StoredBasis {
-    fn of(basis: Basis) -> Self {
-        match basis {
+    /// Returns the name of a basis; `None` if files have no such basis.
+    fn of(basis: Basis) -> Option<Self> {
+        Some(match basis {
             Basis::Channels => Self::Channels,
             Basis::Hadamard => Self::Hadamard,
-        }
+            _ => return None,
+        })
     }
 
     fn basis(self) -> Basis {
@@ -194,8 +196,8 @@ impl Description {
             value_dim: shape.value_dim,
             elements: ElementFormat::of(format.keys)?,
             values: values.map_or(Some(None), |values| ElementFormat::of(values).map(Some))?,
-            key_basis: StoredBasis::of(format.key_basis),
-            value_basis: StoredBasis::of(format.value_basis),
+            key_basis: StoredBasis::of(format.key_basis)?,
+            value_basis: StoredBasis::of(format.value_basis)?,
             key_scales: head_scales(format.keys),
             value_scales: head_scales(format.values),
             exact_first: format.exact_first,

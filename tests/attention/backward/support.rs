@@ -162,7 +162,7 @@ impl Back {
         let (attention, inputs) = (self.attention(), self.case.inputs());
         let gradient =
             with_mods!(self.case, |mods| naive::gradients(&attention, &inputs, self.d_out.view(), d_lse, &mods));
-        let naive::Gradient { q, k, v, bias, sinks, slopes, scale, parameters } = gradient.expect("a good call");
+        let naive::Gradient { q, k, v, bias, sinks, slopes, scale, parameters, .. } = gradient.expect("a good call");
         let sinks = if self.case.sinks.is_some() { sinks } else { Vec::new() };
         let slopes = if self.case.alibi.is_some() { slopes } else { Vec::new() };
         let [a, b] = [("scale", vec![scale]), ("parameters", parameters)];
