@@ -116,7 +116,7 @@ impl Engine {
             sampler: Sampler::new(temperature, seed),
             events,
             ticket: ticket.clone(),
-            _promise: promise,
+            promise,
         };
         self.inbox.push_text(text)?;
         Ok(Writing::new(receiver, ticket, len))
@@ -132,7 +132,7 @@ impl Engine {
         let ticket = Arc::new(Ticket::new(Instant::now() + self.limits().deadline));
         let (reply, receiver) = oneshot::channel();
         let (next, rows) = (0, Vec::new());
-        let request = TextsRequest { texts, next, rows, reply, ticket: ticket.clone(), _promise: promise };
+        let request = TextsRequest { texts, next, rows, reply, ticket: ticket.clone(), promise };
         self.inbox.push_texts(request)?;
         Ok(Embedding::new(receiver, ticket, tokens))
     }

@@ -31,8 +31,8 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            places: 16,
-            rows: 48,
+            places: 8,
+            rows: 16,
             cache_bytes: 64 << 20,
             promised_bytes: 256 << 20,
             waiting: 64,

@@ -22,8 +22,8 @@ Usage: serve [OPTIONS]
   --model DIR           folder of the sentence encoder; `none` for none (default: target/models/all-MiniLM-L6-v2)
   --decoder WHICH       `trained`: a GPT on letters (the default); LAYERSxWIDTH: random weights of this size
   --prefix FILE         beginning that prompts share; may be given several times
-  --places N            texts written side by side (default: 16)
-  --rows N              rows of a step: a row of each text, and chunks of prompts (default: 48)
+  --places N            texts written side by side (default: 8)
+  --rows N              rows of a step: a row of each text, and chunks of prompts (default: 16)
   --cache-mib N         MiB of keys and values of running texts (default: 64)
   --promised-mib N      MiB that all accepted texts may come to need (default: 256)
   --waiting N           completions that may wait (default: 64)

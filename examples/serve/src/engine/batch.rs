@@ -1,5 +1,6 @@
 //! A batch of embeddings: one call for texts of many requests, laid end to end.
 
+use super::request::TextsRequest;
 use super::worker::{Watch, Worker};
 use sdpa::Error;
 use sdpa_layers::Compute;
@@ -60,11 +61,11 @@ impl Worker {
             request.next += texts;
         }
         while self.texts.front().is_some_and(|request| request.next == request.texts.count()) {
-            if let Some(request) = self.texts.pop_front() {
-                self.inbox.metrics.finished.add(1);
-                // The asker may have gone meanwhile.
-                let _ = request.reply.send(request.rows);
-            }
+            let Some(TextsRequest { rows, reply, promise, .. }) = self.texts.pop_front() else { break };
+            self.inbox.metrics.finished.add(1);
+            // Free before the asker knows, who may ask again at once, or have gone meanwhile.
+            drop(promise);
+            let _ = reply.send(rows);
         }
     }
 }

@@ -139,5 +139,5 @@ pub(crate) struct TextsRequest {
     pub(crate) rows: Vec<f32>,
     pub(crate) reply: oneshot::Sender<Vec<f32>>,
     pub(crate) ticket: Arc<Ticket>,
-    pub(crate) _promise: Promise,
+    pub(crate) promise: Promise,
 }

@@ -87,15 +87,14 @@ impl Worker {
             text.cached += rows;
             if let Some(logits) = whole.then(|| logits.next()).flatten() {
                 metrics.written_tokens.add(1);
-                if text.write(logits) {
-                    ended.push(number);
-                }
+                ended.extend(text.write(logits).map(|finish| (number, finish)));
             }
         }
         metrics.finished.add(ended.len());
-        for number in ended.into_iter().rev() {
+        for (number, finish) in ended.into_iter().rev() {
             let text = self.running.remove(number);
             self.release(text.place);
+            text.finish(finish);
         }
     }
 

@@ -28,7 +28,7 @@ pub(crate) struct Text {
     pub(crate) sampler: Sampler,
     pub(crate) events: mpsc::UnboundedSender<Event>,
     pub(crate) ticket: Arc<Ticket>,
-    pub(crate) _promise: Promise,
+    pub(crate) promise: Promise,
 }
 
 impl Text {
@@ -37,20 +37,22 @@ impl Text {
         self.tokens.len() - self.cached
     }
 
-    /// Chooses the next token by the logits that follow the last one, and sends it. Returns true if the text has ended.
-    pub(crate) fn write(&mut self, logits: &[f32]) -> bool {
+    /// Chooses the next token by the logits that follow the last one, and sends it. Returns the reason if the text has ended.
+    pub(crate) fn write(&mut self, logits: &[f32]) -> Option<Finish> {
         let choice = self.sampler.choose(logits);
         if self.stop == Some(choice.token) {
-            return self.end(Finish::Stop);
+            return Some(Finish::Stop);
         }
         self.tokens.push(choice.token);
         // Nobody may be there to hear it: then the ticket says so.
         let _ = self.events.send(Event::Token(choice));
-        self.tokens.len() == self.end && self.end(Finish::Length)
+        (self.tokens.len() == self.end).then_some(Finish::Length)
     }
 
-    fn end(&self, finish: Finish) -> bool {
-        let _ = self.events.send(Event::End(finish));
-        true
+    /// Says that the text has ended. What was promised to it is free before its asker knows, who may ask again at once.
+    pub(crate) fn finish(self, finish: Finish) {
+        let Self { events, promise, .. } = self;
+        drop(promise);
+        let _ = events.send(Event::End(finish));
     }
 }

@@ -86,8 +86,9 @@ struct Answer {
 impl Answer {
     /// Next part of the text, before its deadline.
     async fn next(&mut self) -> Result<Event, Failure> {
-        let next = timeout_at(self.writing.deadline().into(), self.writing.next()).await;
-        next.map_err(|_| Failure::late(&self.engine))?.ok_or_else(Failure::engine)
+        let deadline = self.writing.deadline();
+        let next = timeout_at(deadline.into(), self.writing.next()).await.map_err(|_| Failure::late(&self.engine))?;
+        next.ok_or_else(|| Failure::given_up(&self.engine, deadline))
     }
 
     /// The whole text.

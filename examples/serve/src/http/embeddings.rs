@@ -59,8 +59,9 @@ pub(super) async fn answer(
     }
     let texts = embedder.texts(&input).map_err(|e| Failure::invalid(e.to_string()))?;
     let mut embedding = engine.embed(texts).map_err(|refusal| Failure::refused(&engine, refusal))?;
-    let rows = timeout_at(embedding.deadline().into(), embedding.rows()).await.map_err(|_| Failure::late(&engine))?;
-    let rows = rows.ok_or_else(Failure::engine)?;
+    let deadline = embedding.deadline();
+    let rows = timeout_at(deadline.into(), embedding.rows()).await.map_err(|_| Failure::late(&engine))?;
+    let rows = rows.ok_or_else(|| Failure::given_up(&engine, deadline))?;
     let data = rows.chunks(embedder.width()).enumerate();
     let data: Vec<Value> = data
         .map(|(index, row)| json!({ "object": "embedding", "index": index, "embedding": encoding_format.write(row) }))

@@ -8,6 +8,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use std::time::Instant;
 
 /// Seconds after which a refused client may try again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
@@ -34,7 +35,11 @@ impl Failure {
         Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message)
     }
 
-    pub(super) fn engine() -> Self {
+    /// The engine no longer answers: it has seen the deadline first, has failed, or has ended.
+    pub(super) fn given_up(engine: &Engine, deadline: Instant) -> Self {
+        if Instant::now() >= deadline {
+            return Self::late(engine);
+        }
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "the engine has given this request up")
     }
 

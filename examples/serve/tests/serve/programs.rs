@@ -18,7 +18,7 @@ fn refusals_are_one_line_and_status_2() {
         (serve, &["--modle", "m"][..], "serve: --modle: unknown flag; --help lists them"),
         (serve, &["--rows"], "serve: --rows: needs a value, but is the last word"),
         (serve, &["--rows", "x"], "serve: --rows: x, but must be a whole number"),
-        (serve, &["--model", "none", "--rows", "3"], "serve: rows: 3, but must be more than the places, which are 16"),
+        (serve, &["--model", "none", "--rows", "3"], "serve: rows: 3, but must be more than the places, which are 8"),
         (serve, &["--model", "no/such/folder"], "serve: no/such/folder: no such folder. The model is in "),
         (serve, &["--decoder", "3x65"], "serve: --decoder: 3x65, but must be 1 to 128 layers of "),
         (serve, &["--prefix", "no/such/file"], "serve: no/such/file: "),
