@@ -32,12 +32,12 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             places: 8,
-            rows: 16,
+            rows: 10,
             cache_bytes: 64 << 20,
             promised_bytes: 256 << 20,
             waiting: 64,
             waiting_tokens: 8192,
-            batch_tokens: 64,
+            batch_tokens: 32,
             deadline: Duration::from_secs(30),
             prefixes: Vec::new(),
             threads: 0,

@@ -23,12 +23,12 @@ Usage: serve [OPTIONS]
   --decoder WHICH       `trained`: a GPT on letters (the default); LAYERSxWIDTH: random weights of this size
   --prefix FILE         beginning that prompts share; may be given several times
   --places N            texts written side by side (default: 8)
-  --rows N              rows of a step: a row of each text, and chunks of prompts (default: 16)
+  --rows N              rows of a step: a row of each text, and chunks of prompts (default: 10)
   --cache-mib N         MiB of keys and values of running texts (default: 64)
   --promised-mib N      MiB that all accepted texts may come to need (default: 256)
   --waiting N           completions that may wait (default: 64)
   --waiting-tokens N    tokens of texts that may wait to be embedded (default: 8192)
-  --batch-tokens N      tokens of texts embedded between two steps (default: 64)
+  --batch-tokens N      tokens of texts embedded between two steps (default: 32)
   --deadline-ms N       time of a request (default: 30000)
   --threads N           threads that compute; 0 for all (default: 0)
   --help                this
