@@ -170,7 +170,8 @@ fn pages_of_the_guide_are_tested() {
     }
 }
 
-/// A snippet that nothing compiles goes stale. Those of an adapter's page are compiled with the adapter.
+/// A snippet that nothing compiles goes stale. Those of an adapter's page are compiled with the adapter; those in Python are run by
+/// its tests.
 #[test]
 fn every_snippet_of_every_document_is_compiled() {
     let (root, mut snippets) = (Path::new(env!("CARGO_MANIFEST_DIR")), 0);
@@ -178,8 +179,10 @@ fn every_snippet_of_every_document_is_compiled() {
         let name = path.strip_prefix(root).expect("a file of the repository").display().to_string();
         let fences = text.lines().filter_map(|line| line.trim_start().strip_prefix("```"));
         let languages: Vec<_> = fences.step_by(2).collect();
-        let known = |language: &&str| ["rust", "sh", "text", "toml"].contains(language);
+        let known = |language: &&str| ["python", "rust", "sh", "text", "toml"].contains(language);
         assert!(languages.iter().all(known), "{name}: {languages:?}");
+        let run = !languages.contains(&"python") || path.with_file_name("tests").join("test_readme.py").exists();
+        assert!(run, "{name}: snippets in Python that no test runs");
         let rust = languages.iter().filter(|language| **language == "rust").count();
         let included = |file: &str, path: &str| {
             let source = std::fs::read_to_string(root.join(file)).expect("a source");

@@ -174,6 +174,7 @@ fn no_files_import_each_other_in_a_circle() {
         ("layers/src", 30),
         ("adapters/burn/src", 4),
         ("adapters/candle/src", 4),
+        ("adapters/python/src", 4),
         ("benches/peers/src", 20),
         ("distributed/src", 10),
     ];
