@@ -71,3 +71,7 @@ struct Reproducibility;
 #[cfg(doctest)]
 #[doc = include_str!("guide/pytorch.md")]
 struct PyTorch;
+
+#[cfg(doctest)]
+#[doc = include_str!("guide/in-place-of-matmul.md")]
+struct InPlaceOfMatmul;

@@ -170,6 +170,32 @@ fn pages_of_the_guide_are_tested() {
     }
 }
 
+/// Lines of code, without their indentation and without those that a page hides.
+fn lines_of(code: &str) -> Vec<&str> {
+    code.lines().map(str::trim).filter(|line| *line != "#" && !line.starts_with("# ")).collect()
+}
+
+/// What needs another framework is `rust,ignore` on a page of the guide: the same lines are compiled with that framework.
+#[test]
+fn snippets_for_other_frameworks_are_compiled_there() {
+    let compiled = [
+        source("adapters/candle", "README.md"),
+        source("adapters/burn", "README.md"),
+        source("examples/router/src", "lib.rs"),
+    ];
+    let compiled = compiled.each_ref().map(|text| lines_of(text));
+    let mut snippets = 0;
+    for (path, text) in sources("docs/guide", "md") {
+        for snippet in text.split("```rust,ignore\n").skip(1).filter_map(|rest| rest.split("```").next()) {
+            let lines = lines_of(snippet);
+            let there = compiled.iter().any(|file| file.windows(lines.len()).any(|part| part == lines));
+            assert!(there, "{}: compiled nowhere:\n{snippet}", path.display());
+            snippets += 1;
+        }
+    }
+    assert!(snippets > 2, "only {snippets} snippets");
+}
+
 /// A snippet that nothing compiles goes stale. Those of an adapter's page are compiled with the adapter; those in Python are run by
 /// its tests.
 #[test]
@@ -179,7 +205,10 @@ fn every_snippet_of_every_document_is_compiled() {
         let name = path.strip_prefix(root).expect("a file of the repository").display().to_string();
         let fences = text.lines().filter_map(|line| line.trim_start().strip_prefix("```"));
         let languages: Vec<_> = fences.step_by(2).collect();
-        let known = |language: &&str| ["python", "rust", "sh", "text", "toml"].contains(language);
+        let of_guide = name.starts_with("docs/guide/");
+        let known = |language: &&str| {
+            ["python", "rust", "sh", "text", "toml"].contains(language) || of_guide && *language == "rust,ignore"
+        };
         assert!(languages.iter().all(known), "{name}: {languages:?}");
         let run = !languages.contains(&"python") || path.with_file_name("tests").join("test_readme.py").exists();
         assert!(run, "{name}: snippets in Python that no test runs");

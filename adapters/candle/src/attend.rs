@@ -1,6 +1,6 @@
 //! Calls of `sdpa` as candle's operations.
 
-use crate::settings::{Mask, Sdpa, pack};
+use crate::settings::{Sdpa, pack};
 use crate::views;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
@@ -38,28 +38,43 @@ impl Order {
 
 impl Sdpa {
     /// Computes attention of queries `[batch, heads, q_len, head_dim]`, keys `[batch, kv_heads, kv_len, head_dim]` and
-    /// values `[batch, kv_heads, kv_len, value_dim]`, of types `f32`, `bf16` and `f16` in any mix; `heads` is a
-    /// multiple of `kv_heads`.
+    /// values `[batch, kv_heads, kv_len, value_dim]`, of types `f32`, `bf16`, `f16` and `f64` in any mix; `heads` is a
+    /// multiple of `kv_heads`. Tensors of `f64` are rounded to `f32` in a copy and computed in `f32`: the result is no more
+    /// accurate than that of `f32` tensors, and what `f32` cannot hold becomes ±∞.
     ///
     /// Returns `[batch, heads, q_len, value_dim]` in the type of the queries, which lies in memory as the queries do:
     /// if they are a transposed `[batch, q_len, heads, head_dim]`, transposing the output back copies nothing.
     ///
     /// # Errors
     /// Candle's error with the message of [`sdpa::Error`], which names the argument, if something does not fit. Tensors
-    /// must be on the CPU.
+    /// must be on the CPU; the error names the argument and its device.
     ///
     /// Candle's `backward` gives gradients in `q`, `k`, `v`, bias, slopes and sinks, by [`sdpa::attention_backward`]. Masks and
     /// lengths are integers, which have none; a call with [`selected`](Self::selected) keys has no backward pass. A bias, slopes
     /// or sinks that candle tracks are copied in a call, and so are the values beside them.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        for (argument, x) in [("q", q), ("k", k), ("v", v)] {
+            views::check_device(argument, x)?;
+        }
         let order = Order::of(q);
-        let learned: Vec<&Tensor> = self.learned().into_iter().flatten().collect();
+        let out = self.forward_f32(order, [&views::narrowed(q)?, &views::narrowed(k)?, &views::narrowed(v)?])?;
+        order.restore(out.to_dtype(q.dtype())?)
+    }
+
+    /// Computes attention of tensors that are not `f64`, into an output in the given order.
+    fn forward_f32(&self, order: Order, [q, k, v]: [&Tensor; 3]) -> Result<Tensor> {
+        let call = match (q.dims(), k.dims()) {
+            (&[batch, _, rows, _], &[_, _, keys, _]) => self.over_tensors([batch, rows, keys])?,
+            // Refused below.
+            _ => self.clone(),
+        };
+        let learned: Vec<&Tensor> = call.learned().into_iter().flatten().collect();
         // Candle's operations have three arguments.
         let last = if learned.is_empty() { v.clone() } else { pack(v, &learned)? };
         // Candle asks only operations on variables, and on what depends on them, for gradients.
         let lse = [q, k, &last].iter().any(|x| x.track_op()).then(OnceLock::new);
         let packed = (!learned.is_empty()).then(|| v.detach());
-        order.restore(q.apply_op3(k, &last, Op { sdpa: self.clone(), order, packed, lse })?)
+        q.apply_op3(k, &last, Op { sdpa: call, order, packed, lse })
     }
 }
 
@@ -123,7 +138,7 @@ impl CustomOp3 for Op {
 
 /// Attention over keys and values in a cache.
 pub(crate) struct CachedOp<'a> {
-    pub(crate) sdpa: &'a Sdpa,
+    pub(crate) sdpa: Sdpa,
     pub(crate) cache: &'a sdpa::KvCache,
     pub(crate) order: Order,
 }
@@ -252,19 +267,4 @@ impl Sdpa {
 fn out_len(inputs: &Inputs<'_>) -> Result<usize> {
     let sdpa::Shape { batch, heads, q_len, value_dim, .. } = inputs.shape().map_err(views::refused)?;
     Ok(batch * heads * q_len * value_dim)
-}
-
-impl Mask {
-    fn tensor(&self) -> &Tensor {
-        match self {
-            Self::Keep(tensor) | Self::Drop(tensor) => tensor,
-        }
-    }
-
-    fn over<'a>(&self, view: sdpa::View<'a, u8>) -> sdpa::Mask<'a> {
-        match self {
-            Self::Keep(_) => sdpa::Mask::keep(view),
-            Self::Drop(_) => sdpa::Mask::drop(view),
-        }
-    }
 }

@@ -74,7 +74,8 @@ impl KvCache {
     }
 
     /// Appends keys `[sequences, kv_heads, rows, head_dim]` and values `[sequences, kv_heads, rows, value_dim]` to all
-    /// sequences, from tensors of any strides and of types `f32`, `bf16` and `f16` in any mix.
+    /// sequences, from tensors of any strides and of types `f32`, `bf16`, `f16` and `f64` in any mix. Elements of `f64` are rounded
+    /// to `f32` in a copy.
     ///
     /// # Errors
     /// As [`sdpa::KvCache::append`]; the cache is then unchanged.
@@ -107,8 +108,12 @@ impl KvCache {
     /// # Errors
     /// As [`Sdpa::forward`].
     pub fn attend(&self, q: &Tensor, sdpa: &Sdpa) -> Result<Tensor> {
+        views::check_device("q", q)?;
         let order = Order::of(q);
-        let out = q.apply_op1_no_bwd(&CachedOp { sdpa, cache: &self.cache, order })?;
+        let lens = self.cache.lens();
+        let call = sdpa.over_cache([lens.len(), lens.iter().copied().max().unwrap_or(0)])?;
+        let op = CachedOp { sdpa: call, cache: &self.cache, order };
+        let out = views::narrowed(q)?.apply_op1_no_bwd(&op)?.to_dtype(q.dtype())?;
         let [bias, alibi, sinks] = sdpa.learned();
         let arguments = [("q", Some(q).filter(|q| q.track_op())), ("bias", bias), ("alibi", alibi), ("sinks", sinks)];
         let tracked = arguments.into_iter().find(|(_, x)| x.is_some()).map(|(argument, _)| argument);
@@ -126,6 +131,9 @@ fn with_views(
     v: &Tensor,
     append: impl FnOnce(sdpa::Tensor<'_>, sdpa::Tensor<'_>) -> std::result::Result<(), sdpa::Error>,
 ) -> Result<()> {
+    views::check_device("k", k)?;
+    views::check_device("v", v)?;
+    let (k, v) = (views::narrowed(k)?, views::narrowed(v)?);
     let ((k, k_layout), (v, v_layout)) = (k.storage_and_layout(), v.storage_and_layout());
     let k = views::tensor("k", on_cpu("k", &k)?, k_layout)?;
     let v = views::tensor("v", on_cpu("v", &v)?, v_layout)?;

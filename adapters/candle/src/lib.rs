@@ -4,6 +4,7 @@
 mod attend;
 mod cache;
 mod gradients;
+mod padding;
 mod selected;
 mod settings;
 mod views;

@@ -59,7 +59,7 @@ impl Selected {
                 dtype.as_str()
             )
         };
-        let numbers = self.numbers.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?.into_iter().enumerate();
+        let numbers = views::integers(&self.numbers)?.into_iter().enumerate();
         let number = |(index, got)| match i32::try_from(got) {
             Ok(number) => Ok(number),
             Err(_) => bail!("sdpa: selected: entry {index} is {got}, but must be from -1 to {}", i32::MAX),

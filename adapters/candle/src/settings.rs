@@ -1,16 +1,20 @@
 //! Settings and tensors of a call, other than queries, keys and values.
 
 use crate::selected::{ListShape, Selected};
+use crate::views;
 use candle_core::{DType, Result, Tensor};
-use sdpa::Attention;
+use sdpa::{Attention, View};
 
 /// Attention as an operation on candle's CPU tensors: settings, and the tensors that options add.
 ///
 /// Tensors are read where they lie in memory, whatever their strides: transposed, narrowed and broadcast ones are not
 /// copied. Masks and biases are `[batch, heads, q_len, kv_len]`; each of the four may be 1 and then stands for all, and
 /// dimensions that are missing in front count as 1, as candle broadcasts. With two or three dimensions the first must not be
-/// as long as the batch, unless both are 1: such a mask could also be one for each sequence. Reshape it to four dimensions, for
-/// example a padding mask `[batch, keys]` to `[batch, 1, 1, keys]`.
+/// as long as the batch, unless both are 1: such a mask could also be one for each sequence. Reshape it to four dimensions. A
+/// tokenizer's mask `[batch, keys]` goes to [`padding`](Self::padding) as it stands.
+///
+/// A rule of positions (causal, window, ALiBi) needs an alignment if rows and keys differ in number. In a padded batch with as
+/// many rows as keys, row i is at key i, whatever the lengths, unless an alignment says otherwise.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -19,9 +23,11 @@ use sdpa::Attention;
 /// let x = Tensor::randn(0f32, 1.0, (2, 10, 8, 64), &Device::Cpu)?.transpose(1, 2)?; // batch, heads, rows, head_dim
 /// let kv = x.narrow(1, 0, 2)?; // two key/value heads for eight query heads
 /// let lens = Tensor::new(&[10u32, 7], &Device::Cpu)?;
-/// let causal = Attention::new().causal().align(Alignment::TopLeft); // row 0 is at key 0, in the shorter sequence too
-/// let out = Sdpa::new(causal).kv_lens(&lens).forward(&x, &kv, &kv)?;
+/// let out = Sdpa::new(Attention::new().causal()).kv_lens(&lens).forward(&x, &kv, &kv)?;
 /// assert_eq!(out.dims(), [2, 8, 10, 64]);
+/// let last = x.narrow(2, 9, 1)?; // one row: it must be said where it stands
+/// let newest = Attention::new().causal().align(Alignment::BottomRight);
+/// assert_eq!(Sdpa::new(newest).forward(&last, &kv, &kv)?.dims(), [2, 8, 1, 64]);
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone, Default)]
@@ -32,6 +38,7 @@ pub struct Sdpa {
     pub(crate) alibi: Option<Tensor>,
     pub(crate) sinks: Option<Tensor>,
     pub(crate) kv_lens: Option<Tensor>,
+    pub(crate) padding: Option<Tensor>,
     pub(crate) selected: Option<Selected>,
 }
 
@@ -40,6 +47,21 @@ pub struct Sdpa {
 pub(crate) enum Mask {
     Keep(Tensor),
     Drop(Tensor),
+}
+
+impl Mask {
+    pub(crate) fn tensor(&self) -> &Tensor {
+        match self {
+            Self::Keep(tensor) | Self::Drop(tensor) => tensor,
+        }
+    }
+
+    pub(crate) fn over<'a>(&self, view: View<'a, u8>) -> sdpa::Mask<'a> {
+        match self {
+            Self::Keep(_) => sdpa::Mask::keep(view),
+            Self::Drop(_) => sdpa::Mask::drop(view),
+        }
+    }
 }
 
 impl From<Attention> for Sdpa {
@@ -67,7 +89,25 @@ impl Sdpa {
         Self { mask: Some(Mask::Drop(mask.clone())), ..self }
     }
 
-    /// Adds a bias of type `f32`, `bf16` or `f16` to the scores, after softcap; −∞ hides the key.
+    /// Adds a bias of type `f32`, `bf16`, `f16` or `f64` to the scores, after softcap: also an additive mask, such as
+    /// `[batch, 1, 1, keys]`, as it stands. Elements of `f64` are rounded to `f32` in a copy.
+    ///
+    /// −∞ hides the key, and so does `f64::MIN`, which `f32` cannot hold. `f32::MIN` or −10⁹ is a number: the key has no weight
+    /// beside others. The two differ in rows with no other key: rows that see nothing are 0; if all the scores of a row are
+    /// `f32::MIN`, all its weights are equal, as in candle's softmax.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use sdpa_candle::Sdpa;
+    /// # fn main() -> candle_core::Result<()> {
+    /// let x = Tensor::zeros((2, 1, 3, 1), candle_core::DType::F32, &Device::Cpu)?;
+    /// let v = Tensor::new(&[1f32, 2.0, 60.0, /**/ 4.0, 50.0, 60.0], &Device::Cpu)?.reshape((2, 1, 3, 1))?;
+    /// let hide = f32::MIN;
+    /// let mask = Tensor::new(&[[0.0, 0.0, hide], [0.0, hide, hide]], &Device::Cpu)?.reshape((2, 1, 1, 3))?;
+    /// let out = Sdpa::default().bias(&mask).forward(&x, &x, &v)?;
+    /// assert_eq!(out.flatten_all()?.to_vec1::<f32>()?, [1.5, 1.5, 1.5, 4.0, 4.0, 4.0]);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn bias(self, bias: &Tensor) -> Self {
         Self { bias: Some(bias.clone()), ..self }
@@ -87,9 +127,42 @@ impl Sdpa {
 
     /// Sets the number of keys of each sequence, `[batch]`, of any integer type. Keys beyond it are never seen, and
     /// what is in their memory does not matter.
+    ///
+    /// With as many rows as keys, row i is at key i in every sequence, unless an alignment is set.
+    /// [`Alignment::BottomRight`](crate::Alignment::BottomRight) goes by the lengths: the last row is at the last key of its own
+    /// sequence.
     #[must_use]
     pub fn kv_lens(self, lens: &Tensor) -> Self {
         Self { kv_lens: Some(lens.clone()), ..self }
+    }
+
+    /// Sets a tokenizer's mask, `[batch, keys]`, of any integer type: nonzero elements are tokens, the others padding. No row
+    /// sees the keys of padding, and what is in their memory does not matter. Never read as `[rows, keys]`.
+    ///
+    /// Padding may be on either side, or between. Rows and keys stand where they lie: of as many rows as keys, row i is at key
+    /// i; with [`Alignment::BottomRight`](crate::Alignment::BottomRight) the last row is at the last column, even if that is
+    /// padding. Rows of padding are computed like others. A row that sees no token is 0.
+    ///
+    /// The mask is read in each call. It becomes lengths where padding follows the tokens; otherwise, over a cache, or without
+    /// an alignment where rows and keys differ in number, it becomes a mask. Beside a [`keep_mask`](Self::keep_mask) or
+    /// [`drop_mask`](Self::drop_mask), that is one of both, as large as the two broadcast.
+    ///
+    /// An additive mask, of floats, goes to [`bias`](Self::bias).
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use sdpa_candle::Sdpa;
+    /// # fn main() -> candle_core::Result<()> {
+    /// let x = Tensor::zeros((2, 1, 3, 1), candle_core::DType::F32, &Device::Cpu)?;
+    /// let v = Tensor::new(&[1f32, 2.0, 60.0, /**/ 4.0, 50.0, 60.0], &Device::Cpu)?.reshape((2, 1, 3, 1))?;
+    /// let attention_mask = Tensor::new(&[[1u32, 1, 0], [1, 0, 0]], &Device::Cpu)?;
+    /// let out = Sdpa::default().padding(&attention_mask).forward(&x, &x, &v)?;
+    /// assert_eq!(out.flatten_all()?.to_vec1::<f32>()?, [1.5, 1.5, 1.5, 4.0, 4.0, 4.0]);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn padding(self, attention_mask: &Tensor) -> Self {
+        Self { padding: Some(attention_mask.clone()), ..self }
     }
 
     /// Sets the keys that rows select, of type `u32`, `i32` or `i64`, `[batch, heads, groups, places]`: in each place the number of a
@@ -114,6 +187,12 @@ impl Sdpa {
     #[must_use]
     pub fn selected(self, numbers: &Tensor, shape: ListShape) -> Self {
         Self { selected: Some(Selected { numbers: numbers.clone(), shape }), ..self }
+    }
+
+    /// Returns the call with a bias of `f64` in `f32`.
+    pub(crate) fn narrowed(&self) -> Result<Self> {
+        let bias = self.bias.as_ref().map(views::narrowed).transpose()?;
+        Ok(Self { bias, ..self.clone() })
     }
 
     /// Returns bias, slopes and sinks, each if candle tracks it.

@@ -20,7 +20,7 @@ impl Bert {
 
     /// Takes what candle's model takes: tokens, their types and a mask of tokens that count, each `[batch, rows]`.
     pub(crate) fn forward(&self, ids: &Tensor, types: &Tensor, mask: &Tensor) -> Result<Tensor> {
-        let sdpa = Sdpa::default().keep_mask(&mask.ne(0u32)?.unsqueeze(1)?.unsqueeze(1)?);
+        let sdpa = Sdpa::default().padding(mask);
         let embedded = self.embeddings.forward(ids, types, None)?;
         self.layers.iter().try_fold(embedded, |x, layer| layer.forward(&x, &sdpa))
     }

@@ -1,5 +1,6 @@
 //! Attention on candle's tensors, held against candle's own: matmul, softmax, matmul.
 
+mod additive;
 mod cache;
 mod gradients;
 #[path = "../../../../benches/support/interleaved.rs"]
@@ -7,5 +8,7 @@ mod interleaved;
 mod layouts;
 mod options;
 mod oracle;
+mod padding;
 mod refusals;
 mod selected;
+mod wide;

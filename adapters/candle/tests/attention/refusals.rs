@@ -28,11 +28,12 @@ fn shapes() {
 #[test]
 fn types() {
     let [q, k, v] = qkv();
-    let wide = k.to_dtype(DType::F64).unwrap();
-    refused(Sdpa::default().forward(&q, &wide, &v), "sdpa: k: type is f64, but must be f32, bf16 or f16");
+    let integers = k.to_dtype(DType::U32).unwrap();
+    refused(Sdpa::default().forward(&q, &integers, &v), "sdpa: k: type is u32, but must be f32, bf16, f16 or f64");
     refused(Sdpa::default().keep_mask(&k).forward(&q, &k, &v), "sdpa: mask: type is f32, but must be u8");
-    let bias = random((3, 5), 1).to_dtype(DType::F64).unwrap();
-    refused(Sdpa::default().bias(&bias).forward(&q, &k, &v), "sdpa: bias: type is f64, but must be f32, bf16 or f16");
+    let bias = random((3, 5), 1).to_dtype(DType::I64).unwrap();
+    let said = "sdpa: bias: type is i64, but must be f32, bf16, f16 or f64";
+    refused(Sdpa::default().bias(&bias).forward(&q, &k, &v), said);
 }
 
 #[test]
@@ -97,6 +98,45 @@ fn masks_that_may_begin_with_the_batch() {
     let [q, k, v] = qkv(1, 2, 1);
     let ones = Tensor::ones((1, 5), DType::U8, &Device::Cpu).unwrap();
     Sdpa::default().keep_mask(&ones).forward(&q, &k, &v).unwrap();
+}
+
+#[test]
+fn padding() {
+    let [q, k, v] = qkv();
+    let mask = |dims: &[usize], dtype| Tensor::ones(dims, dtype, &Device::Cpu).unwrap();
+    let call = |padding: &Tensor| Sdpa::default().padding(padding).forward(&q, &k, &v);
+    refused(call(&mask(&[5], DType::U8)), "sdpa: padding: shape is [5] of u8, but must be [batch, keys] of integers");
+    refused(call(&mask(&[1, 1, 1, 5], DType::U32)), "sdpa: padding: shape is [1, 1, 1, 5] of u32, but must be [batch");
+    // An additive mask has 0 for tokens.
+    refused(
+        call(&mask(&[1, 5], DType::F32)),
+        "sdpa: padding: shape is [1, 5] of f32, but must be [batch, keys] of int",
+    );
+    refused(call(&mask(&[3, 5], DType::U8)), "sdpa: padding: rows is 3, but q (batch) has 1");
+    refused(call(&mask(&[1, 3], DType::I64)), "sdpa: padding: columns is 3, but k (rows) has 5");
+    // Beside a mask.
+    let left = Tensor::new(&[[0u8, 0, 1, 1, 1]], &Device::Cpu).unwrap();
+    let both = |given: &Tensor| Sdpa::default().keep_mask(given).padding(&left).forward(&q, &k, &v);
+    refused(both(&mask(&[3, 5], DType::F32)), "sdpa: mask: type is f32, but must be u8");
+    refused(both(&mask(&[3, 4], DType::U8)), "sdpa: mask: columns is 4, but the padding has 5");
+    refused(both(&mask(&[2, 1, 3, 5], DType::U8)), "sdpa: mask: batch is 2, but the padding has 1");
+    refused(
+        both(&mask(&[1, 1, 1, 3, 5], DType::U8)),
+        "sdpa: mask: shape is [1, 1, 1, 3, 5], but must have at most four",
+    );
+    refused(both(&mask(&[2, 5], DType::U8)), "sdpa: mask: rows is 2, but the call has 3");
+    // Whatever the mask holds, the sizes decide whether an alignment is needed.
+    let aligned = "sdpa: causal: 3 rows and 5 keys differ, and no alignment";
+    for padding in [[1u8, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 1, 1, 1]] {
+        let padding = Tensor::new(&[padding], &Device::Cpu).unwrap();
+        refused(Sdpa::new(Attention::new().causal()).padding(&padding).forward(&q, &k, &v), aligned);
+    }
+    // Over a cache.
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 }).unwrap();
+    cache.append(&k, &v).unwrap();
+    let cached = |padding: &Tensor| cache.attend(&q, &Sdpa::default().padding(padding));
+    refused(cached(&mask(&[1, 4], DType::U8)), "sdpa: padding: columns is 4, but k (rows) has 5");
+    refused(cached(&mask(&[2, 5], DType::U8)), "sdpa: padding: rows is 2, but q (batch) has 1");
 }
 
 #[test]
