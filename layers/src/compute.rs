@@ -2,6 +2,7 @@
 
 use crate::error::{floats, zeros};
 use crate::share;
+use core::fmt;
 use sdpa::{Error, Exec, Plan, Problem, Run, Workspace};
 
 /// Resources of layers: threads, an instruction set, and reusable memory.
@@ -21,6 +22,7 @@ use sdpa::{Error, Exec, Plan, Problem, Run, Workspace};
 #[derive(Debug, Default)]
 pub struct Compute<'e> {
     exec: Exec<'e>,
+    stop: Stop<'e>,
     workspace: Workspace,
     buffers: Vec<Vec<f32>>,
     lengths: Vec<usize>,
@@ -29,7 +31,35 @@ pub struct Compute<'e> {
 impl<'e> Compute<'e> {
     /// Creates resources without memory; the first call allocates it. Layers run on the threads of `exec`.
     pub fn new(exec: Exec<'e>) -> Self {
-        Self { exec, workspace: Workspace::new(), buffers: Vec::new(), lengths: Vec::new() }
+        Self { exec, ..Self::default() }
+    }
+
+    /// Sets a function that stops a call when it returns true: at a deadline, say, or by a flag that another thread sets. The
+    /// call then returns [`Error::Stopped`], and caches have no row of it. Its output is untouched; where it is that of attention
+    /// alone ([`Dictionary`](crate::Dictionary), weights of heads), it is as [`Error::Stopped`] says. Attention asks the function,
+    /// as [`Run::until`] says; projections between two layers' attentions run to their end.
+    ///
+    /// ```
+    /// use core::sync::atomic::{AtomicBool, Ordering};
+    /// use sdpa::{Error, Exec};
+    /// # use sdpa_layers::{Linear, MultiHeadAttention, Weights};
+    /// use sdpa_layers::{Compute, MultiHeadInput, Sequences};
+    /// # let linear = || Weights::rows(&[0.5; 16], [4, 4]).map(Linear::new);
+    /// # let layer = MultiHeadAttention::new([2, 2], [linear()?, linear()?, linear()?, linear()?])?;
+    /// let gone = AtomicBool::new(false);
+    /// let stop = || gone.load(Ordering::Relaxed);
+    /// let mut compute = Compute::new(Exec::default()).until(&stop);
+    /// let (x, mut out) = ([1.0; 3 * 4], [0.0; 3 * 4]);
+    /// let input = MultiHeadInput::new(&x, Sequences::one(3));
+    /// gone.store(true, Ordering::Relaxed); // the client has gone away
+    /// assert_eq!(layer.forward(input, &mut out, &mut compute), Err(Error::Stopped));
+    /// gone.store(false, Ordering::Relaxed);
+    /// layer.forward(input, &mut out, &mut compute)?; // the next call is as any other
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    #[must_use]
+    pub fn until(self, stop: &'e (dyn Fn() -> bool + Sync)) -> Self {
+        Self { stop: Stop(Some(stop)), ..self }
     }
 
     /// Threads and instruction set.
@@ -42,11 +72,15 @@ impl<'e> Compute<'e> {
         share::workers(self.exec, f64::INFINITY)
     }
 
-    /// Computes attention. Cannot fail: everything was checked when the problem was made.
-    pub(crate) fn attend(&mut self, problem: Problem<'_>) {
+    /// Computes attention. Everything was checked when the problem was made.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if the function of [`Self::until`] said so.
+    pub(crate) fn attend(&mut self, problem: Problem<'_>) -> Result<(), Error> {
         let plan = Plan::new(&problem, self.exec);
-        // No functions, so none that does not fit; nothing stops it either.
-        let _ = problem.run_with(&plan, &mut self.workspace, Run::new().executor(self.exec.executor()));
+        let run = Run::new().executor(self.exec.executor());
+        let run = self.stop.0.map_or(run, |stop| run.until(stop));
+        problem.run_with(&plan, &mut self.workspace, run)
     }
 
     /// Lends a buffer for `rows` rows of `width` numbers; its contents are left over from earlier calls. Return it with
@@ -100,6 +134,16 @@ impl<'e> Compute<'e> {
     /// Takes back the list that [`Self::lengths`] gave.
     pub(crate) fn recycle_lengths(&mut self, lengths: Vec<usize>) {
         self.lengths = lengths;
+    }
+}
+
+/// Function that says when to stop.
+#[derive(Clone, Copy, Default)]
+struct Stop<'e>(Option<&'e (dyn Fn() -> bool + Sync)>);
+
+impl fmt::Debug for Stop<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "a function" } else { "none" })
     }
 }
 

@@ -2,10 +2,8 @@
 
 use crate::compute::Compute;
 use crate::error::same;
-use crate::layer_input::LayerInput;
 use crate::linear::rows_of;
-use crate::multi_head::take_back;
-use crate::sequences::Sequences;
+use crate::next_rows::NextRows;
 use crate::transformer::Transformer;
 use sdpa::{Error, LayerCaches};
 
@@ -74,29 +72,78 @@ impl Transformer {
         out: &mut [f32],
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        let rows = rows_of("x", x, self.width())?;
+        rows_of("x", x, self.width())?;
+        let sequences = caches.layers()[0].sequences();
+        self.decode_ragged(NextRows::of_all(x, self.width(), sequences)?, caches, out, compute)
+    }
+
+    /// Decodes the next rows of some sequences, a different number of each, as [`Self::decode`] does for all: the step of a
+    /// server, in which some sequences bring a prompt or a part of one, and others one row. Each row has the bits that
+    /// [`Self::forward`] gives it in its whole sequence.
+    ///
+    /// ```
+    /// # use sdpa::Attention;
+    /// use sdpa_layers::{Compute, LayerInput, NextRows, Sequences, Transformer};
+    /// # use sdpa_layers::{Activation, FeedForward, Linear, MultiHeadAttention, Norm, NormOrder, TransformerLayer, Weights};
+    /// # let numbers: Vec<f32> = (0..32).map(|i| (i as f32).sin()).collect();
+    /// # let linear = |outputs, inputs| Weights::rows(&numbers[..outputs * inputs], [outputs, inputs]).map(Linear::new);
+    /// # let attention = MultiHeadAttention::new([2, 2], [linear(4, 4)?, linear(4, 4)?, linear(4, 4)?, linear(4, 4)?])?
+    /// #     .attention(Attention::new().causal());
+    /// # let feed_forward = FeedForward::new(Activation::Gelu, linear(8, 4)?, linear(4, 8)?)?;
+    /// # let norm = || Norm::layer([1.0; 4], 1e-5);
+    /// # let layer = TransformerLayer::encoder(NormOrder::Pre, (attention, norm()?), (feed_forward, norm()?))?;
+    /// # let transformer = Transformer::new(vec![layer])?;
+    /// # let x: Vec<f32> = (0..6 * 4).map(|i| (i as f32).cos()).collect();
+    /// # let (mut out, mut compute) = ([0.0; 4 * 4], Compute::default());
+    /// let mut caches = transformer.caches(3)?; // places for three sequences
+    /// let mut first = [0.0; 3 * 4];
+    /// transformer.decode_ragged(NextRows::new(&x[..12], &[1], &[0, 3]), &mut caches, &mut first, &mut compute)?;
+    /// // One more row of sequence 1, and the first three of sequence 0
+    /// let next = NextRows::new(&x[8..], &[1, 0], &[0, 1, 4]);
+    /// transformer.decode_ragged(next, &mut caches, &mut out, &mut compute)?;
+    /// assert_eq!(caches.layers()[0].lens(), [3, 4, 0]);
+    ///
+    /// let ends = [0, 4, 7]; // both sequences whole
+    /// let rows = [&x[..12], &x[8..]].concat();
+    /// let mut whole = [0.0; 7 * 4];
+    /// transformer.forward(LayerInput::new(&rows, Sequences::Ragged(&ends)), &mut whole, &mut compute)?;
+    /// assert_eq!(out, whole[3 * 4..]); // to the bit
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::decode`]; [`Error::Sequence`], [`Error::Removed`] or [`Error::Repeated`] for sequences, [`Error::Mismatch`],
+    /// [`Error::Empty`] or [`Error::Entry`] for ends that do not fit.
+    pub fn decode_ragged(
+        &self,
+        next: NextRows<'_>,
+        caches: &mut LayerCaches,
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        let rows = rows_of("x", next.rows, self.width())?;
         same("caches", "number of layers", caches.layers().len(), self.layers().len(), "the transformer")?;
-        let before = lens(caches)?;
-        let sequences = Sequences::even(rows, before.len())?;
-        let first_len = before.first().copied();
-        let done = self.forward_cached(LayerInput::new(x, sequences), caches, out, compute);
+        check_lens(caches)?;
+        next.parts.check(rows, &caches.layers()[0])?;
+        let mark = next.parts.mark(&caches.layers()[0]);
+        let done = self.forward_cached(next, caches, out, compute);
         if done.is_err() {
             // Not by `LayerCaches::roll_back`: the last layer may fail when all have appended.
             for layer in 0..self.layers().len() {
-                take_back(caches.layer_mut(layer)?, sequences, first_len);
+                next.parts.take_back(caches.layer_mut(layer)?, mark);
             }
         }
         done
     }
 }
 
-/// Returns the number of keys of each sequence, which all layers must have.
-fn lens(caches: &LayerCaches) -> Result<&[usize], Error> {
+/// Checks that all layers have the same number of keys of each sequence.
+fn check_lens(caches: &LayerCaches) -> Result<(), Error> {
     let first = caches.layers()[0].lens();
     for cache in caches.layers() {
         for (&len, &expected) in cache.lens().iter().zip(first) {
             same("caches", "number of keys of a sequence", len, expected, "the first layer")?;
         }
     }
-    Ok(first)
+    Ok(())
 }

@@ -285,9 +285,7 @@ impl<V: Weighable> Dictionary<V> {
             View::bhld(&self.keys, shape(self.len, self.width))?,
             View::from_strides(&self.values, 0, shape(self.len, numbers), [0, 0, self.value_dim() as isize, 1])?,
         );
-        let problem = Attention::new().scale(1.0 / self.temperature).problem(inputs, outputs)?;
-        compute.attend(problem);
-        Ok(())
+        compute.attend(Attention::new().scale(1.0 / self.temperature).problem(inputs, outputs)?)
     }
 }
 

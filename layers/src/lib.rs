@@ -28,6 +28,7 @@
 //! | nonlinearity | [`Activation`], in a [`FeedForward`], plain or gated |
 //! | complete layers | [`TransformerLayer`]: encoder, decoder, GPT-2, Llama; [`Transformer`] |
 //! | decoding token by token | [`Transformer::caches`] and [`Transformer::decode`], for a causal [`Transformer`] |
+//! | steps of a server | [`Transformer::decode_ragged`] of [`NextRows`], [`Compute::until`] |
 //! | models | [`Bert`], from a [`TensorSource`]: a map, or with the feature `safetensors` a file; [`Pooling`] |
 //!
 //! Errors are [`sdpa::Error`]s; a call that is refused has written nothing. A row has the same bits on any number of
@@ -48,6 +49,7 @@ mod linear;
 mod linear_attention;
 mod model;
 mod multi_head;
+mod next_rows;
 mod norm;
 mod pool;
 mod positions;
@@ -74,6 +76,7 @@ pub use linear_attention::{
 pub use model::SafeTensorsFile;
 pub use model::{ModelError, Tensor, TensorSource};
 pub use multi_head::{MultiHeadAttention, MultiHeadInput};
+pub use next_rows::NextRows;
 pub use norm::Norm;
 pub use pool::{Pooling, normalise};
 pub use positions::{Rope, RopePairs};

@@ -1,17 +1,19 @@
 //! Multi-head attention: attention between learned projections.
 
+mod decode;
 mod input;
 
 use crate::compute::Compute;
 use crate::error::{exactly, multiple_of, same};
 use crate::linear::{Linear, check_rows, rows_of};
+use crate::next_rows::Parts;
 use crate::norm::Norm;
 use crate::positions::Rope;
 use crate::sequences::{Sequences, Start};
 use crate::share;
 use input::Memory;
 pub use input::MultiHeadInput;
-use sdpa::{Alignment, Attention, Error, Inputs, KvCache, KvShape, Outputs, Precision, View, ViewMut};
+use sdpa::{Alignment, Attention, Error, Inputs, KvCache, Outputs, Precision, View, ViewMut};
 
 /// Extra tensors of a call besides its input and output.
 #[derive(Debug)]
@@ -20,7 +22,7 @@ enum Beside<'a> {
     /// Destination of each head's weights.
     Weights(ViewMut<'a>),
     /// Keys and values of earlier rows, to which those of these rows are appended.
-    Cache(&'a mut KvCache),
+    Cache(&'a mut KvCache, Parts<'a>),
 }
 
 /// Multi-head attention (Vaswani et al. 2017, arXiv:1706.03762): out · Concat(head₁ … headₙ), where head *i* is
@@ -212,49 +214,6 @@ impl MultiHeadAttention {
         self.run(input, out, Beside::Weights(weights), compute)
     }
 
-    /// Creates an empty cache for `sequences` sequences, for [`Self::decode`].
-    ///
-    /// # Errors
-    /// [`Error::Needs`] if rows may see later rows; otherwise as [`KvCache::new`].
-    pub fn cache(&self, sequences: usize) -> Result<KvCache, Error> {
-        self.check_decodes()?;
-        KvCache::new(sequences, KvShape { kv_heads: self.kv_heads, head_dim: self.key_dim, value_dim: self.value_dim })
-    }
-
-    /// Decodes the next rows of every sequence, `[sequences, n, inputs]`: appends their keys and values to the cache,
-    /// lets each row see the keys up to its own, and writes a row of `out` for it. Rotary positions continue from the
-    /// sequence's length. The bits are those of [`Self::forward`] on the whole sequence.
-    ///
-    /// Takes 2·rows·inputs·outputs operations for each projection, and 4·heads·head_dim for each pair of a row and a
-    /// key that it sees.
-    ///
-    /// # Errors
-    /// Any [`Error`]; [`Error::Needs`] if rows may see later rows. `out` is then untouched and the cache unchanged,
-    /// except that a sliding cache may have evicted keys.
-    pub fn decode(&self, x: &[f32], cache: &mut KvCache, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
-        let rows = rows_of("x", x, self.q.inputs())?;
-        let sequences = Sequences::even(rows, cache.lens().len())?;
-        let before = cache.lens().first().copied();
-        let done = self.run(MultiHeadInput::new(x, sequences), out, Beside::Cache(cache), compute);
-        if done.is_err() {
-            take_back(cache, sequences, before);
-        }
-        done
-    }
-
-    /// Checks that a row's result does not depend on later rows.
-    fn check_decodes(&self) -> Result<(), Error> {
-        let argument = "decoding";
-        if !self.attention.is_causal() {
-            return Err(Error::Needs { argument, needs: "causal attention" });
-        }
-        match self.attention.alignment() {
-            // In a whole sequence these alignments are equal, and so they are here.
-            None | Some(Alignment::TopLeft | Alignment::BottomRight | Alignment::Offset(0)) => Ok(()),
-            Some(_) => Err(Error::Needs { argument, needs: "rows that stand at their own keys, no other offset" }),
-        }
-    }
-
     fn run(
         &self,
         input: MultiHeadInput<'_>,
@@ -306,13 +265,18 @@ impl MultiHeadAttention {
         let rows = q.len() / self.q.outputs();
         let keys = k.len() / self.k.outputs();
         let (heads, key_heads) = ([self.heads, self.key_dim], [self.kv_heads, self.key_dim]);
-        let start = match &beside {
-            Beside::Cache(cache) => Start::Each(cache.lens()),
-            _ => Start::At(0),
-        };
         if let Some(rope) = &self.rope {
+            let mut lens = compute.lengths();
+            let start = match &beside {
+                Beside::Cache(cache, parts) => {
+                    lens.extend(parts.lens(cache));
+                    Start::Each(&lens)
+                }
+                _ => Start::At(0),
+            };
             rope.rotate(q, heads, input.sequences, start, compute)?;
             rope.rotate(k, key_heads, memory.sequences, start, compute)?;
+            compute.recycle_lengths(lens);
         }
         let q = View::blhd(q, input.sequences.stored(rows, heads))?;
         let k = View::blhd(k, memory.sequences.stored(keys, key_heads))?;
@@ -321,35 +285,23 @@ impl MultiHeadAttention {
         let mut attention = self.precision.map_or(self.attention, |precision| self.attention.precision(precision));
         let mut outputs = Outputs::new(attended);
         let inputs = match beside {
-            Beside::Cache(cache) => {
+            Beside::Cache(cache, parts) => {
                 self.check_decodes()?;
-                cache.append(k, v)?;
+                parts.append(cache, k, v)?;
                 attention = attention.align(Alignment::BottomRight);
-                Inputs::cached(q, cache)
+                parts.of(Inputs::cached(q, cache))
             }
             Beside::Weights(weights) => {
                 outputs = outputs.weights(weights);
-                Inputs::new(q, k, v)
+                divided(Inputs::new(q, k, v), input.sequences, memory.sequences)?
             }
-            Beside::Nothing => Inputs::new(q, k, v),
+            Beside::Nothing => divided(Inputs::new(q, k, v), input.sequences, memory.sequences)?,
         };
-        let problem = attention.problem(self.with_options(inputs, input, memory)?, outputs)?;
-        compute.attend(problem);
-        Ok(())
+        compute.attend(attention.problem(self.with_options(inputs, input), outputs)?)
     }
 
-    /// Adds sequences, positions, lengths and masks of the layer and its input to the inputs of attention.
-    fn with_options<'a>(
-        &'a self,
-        mut inputs: Inputs<'a>,
-        input: &MultiHeadInput<'a>,
-        memory: &Memory<'a>,
-    ) -> Result<Inputs<'a>, Error> {
-        inputs = match (input.sequences, memory.sequences) {
-            (Sequences::Ragged(q), Sequences::Ragged(k)) => inputs.ragged(q, k),
-            (Sequences::Even { .. }, Sequences::Even { .. }) => inputs,
-            _ => return Err(Error::Needs { argument: "ragged sequences", needs: "x and the keys to be ragged, both" }),
-        };
+    /// Adds positions, lengths and masks of the layer and its input to the inputs of attention.
+    fn with_options<'a>(&'a self, mut inputs: Inputs<'a>, input: &MultiHeadInput<'a>) -> Inputs<'a> {
         if let Some(slopes) = &self.alibi {
             inputs = inputs.alibi(slopes);
         }
@@ -365,18 +317,15 @@ impl MultiHeadAttention {
         if let Some(mask) = input.mask {
             inputs = inputs.mask(mask);
         }
-        Ok(inputs)
+        inputs
     }
 }
 
-/// Takes back the rows of a failed call from a cache, if they have been appended: if its first sequence no longer has `first_len`
-/// keys. A call appends to all sequences or none.
-pub(crate) fn take_back(cache: &mut KvCache, sequences: Sequences<'_>, first_len: Option<usize>) {
-    if cache.lens().first().copied() != first_len {
-        for sequence in 0..sequences.count() {
-            let len = cache.lens()[sequence] - sequences.rows(sequence).len();
-            // A sliding cache may refuse: evicted keys cannot be restored.
-            let _ = cache.truncate(sequence, len);
-        }
+/// Divides queries and keys into sequences.
+fn divided<'a>(inputs: Inputs<'a>, x: Sequences<'a>, keys: Sequences<'a>) -> Result<Inputs<'a>, Error> {
+    match (x, keys) {
+        (Sequences::Ragged(q), Sequences::Ragged(k)) => Ok(inputs.ragged(q, k)),
+        (Sequences::Even { .. }, Sequences::Even { .. }) => Ok(inputs),
+        _ => Err(Error::Needs { argument: "ragged sequences", needs: "x and the keys to be ragged, both" }),
     }
 }

@@ -73,8 +73,7 @@ impl Steps {
         let outputs = Outputs::new(ViewMut::bhld(&mut output, sums)?)
             .scores(Point::Masked, ViewMut::bhld(&mut scores, pairs)?)
             .weights(ViewMut::bhld(&mut weights, pairs)?);
-        let problem = attention.problem(inputs, outputs)?;
-        compute.attend(problem);
+        compute.attend(attention.problem(inputs, outputs)?)?;
         Ok(Self { shape, scores, weights, output })
     }
 

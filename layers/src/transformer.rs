@@ -8,6 +8,7 @@ use crate::feed_forward::FeedForward;
 use crate::layer_input::LayerInput;
 use crate::linear::{check_rows, rows_of};
 use crate::multi_head::{MultiHeadAttention, MultiHeadInput};
+use crate::next_rows::{NextRows, Parts};
 use crate::norm::Norm;
 use crate::share::{self, RowSlice};
 use sdpa::{Error, KvCache, LayerCaches};
@@ -150,7 +151,7 @@ impl TransformerLayer {
         &self,
         buffers: &mut [Buffer; 3],
         (x, memory): (LayerInput<'_>, Option<LayerInput<'_>>),
-        cache: Option<&mut KvCache>,
+        cache: Option<(&mut KvCache, Parts<'_>)>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
         let cross = match (&self.cross, memory) {
@@ -161,7 +162,7 @@ impl TransformerLayer {
         };
         let own = match cache {
             None => Part::Own(&self.own.0, x),
-            Some(cache) => Part::Cached(&self.own.0, cache),
+            Some((cache, parts)) => Part::Cached(&self.own.0, cache, parts),
         };
         let own = Some((own, &self.own.1));
         let feed_forward = Some((Part::FeedForward(&self.feed_forward.0), &self.feed_forward.1));
@@ -267,12 +268,14 @@ impl Transformer {
     /// Computes the next rows of sequences; earlier rows are in these caches, one for each layer.
     pub(super) fn forward_cached(
         &self,
-        x: LayerInput<'_>,
+        next: NextRows<'_>,
         caches: &mut LayerCaches,
         out: &mut [f32],
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        run(&self.layers, self.norm.as_ref(), Call { caches: Some(caches), ..Call::new(x) }, out, compute)
+        let x = LayerInput::new(next.rows, next.parts.division);
+        let call = Call { caches: Some((caches, next.parts)), ..Call::new(x) };
+        run(&self.layers, self.norm.as_ref(), call, out, compute)
     }
 
     /// Runs only the first `layers` layers, at least one, without the last norm.
@@ -307,7 +310,7 @@ struct Call<'a> {
     x: LayerInput<'a>,
     memory: Option<LayerInput<'a>>,
     /// Keys and values of earlier rows, if there are any.
-    caches: Option<&'a mut LayerCaches>,
+    caches: Option<(&'a mut LayerCaches, Parts<'a>)>,
 }
 
 impl<'a> Call<'a> {
@@ -335,7 +338,10 @@ fn run(
     let mut buffers = compute.buffers("rows of a layer", [[rows, width]; 3])?;
     buffers[0].copy_from_slice(x.rows);
     let done = layers.iter().enumerate().try_for_each(|(number, layer)| {
-        let cache = caches.as_mut().map(|caches| caches.layer_mut(number)).transpose()?;
+        let cache = match &mut caches {
+            Some((caches, parts)) => Some((caches.layer_mut(number)?, *parts)),
+            None => None,
+        };
         layer.advance(&mut buffers, (x, memory), cache, compute)
     });
     let done = done.and_then(|()| match norm {
@@ -353,7 +359,7 @@ fn run(
 enum Part<'a> {
     Own(&'a MultiHeadAttention, LayerInput<'a>),
     /// Attention with earlier rows in the cache.
-    Cached(&'a MultiHeadAttention, &'a mut KvCache),
+    Cached(&'a MultiHeadAttention, &'a mut KvCache, Parts<'a>),
     Cross(&'a MultiHeadAttention, LayerInput<'a>, LayerInput<'a>),
     FeedForward(&'a FeedForward),
 }
@@ -364,7 +370,9 @@ impl Part<'_> {
             Part::Own(attention, own) => {
                 attention.forward(own.keys(MultiHeadInput::new(x, own.sequences)), out, compute)
             }
-            Part::Cached(attention, cache) => attention.decode(x, cache, out, compute),
+            Part::Cached(attention, cache, parts) => {
+                attention.decode_ragged(NextRows { rows: x, parts }, cache, out, compute)
+            }
             Part::Cross(attention, own, memory) => {
                 let input = MultiHeadInput::new(x, own.sequences).memory(memory.rows, memory.sequences);
                 attention.forward(memory.keys(input), out, compute)

@@ -53,6 +53,7 @@ const LAYERS: Rooms = &[
     "share",
     "compute",
     "sequences",
+    "next_rows",
     "steps",
     "linear",
     "dictionary",

@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::encoder::MODEL;
 use crate::failure::{Refused, Result};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -8,9 +9,6 @@ use std::str::FromStr;
 
 /// More threads than any machine this is meant for has, and few enough to start.
 const MAX_THREADS: usize = 1024;
-
-/// Where `.ci/fetch-minilm` puts the model.
-pub(crate) const MODEL: &str = "target/models/all-MiniLM-L6-v2";
 
 pub(crate) const HELP: &str = "\
 Embeds texts with a sentence encoder of the BERT family and shows how similar they are.

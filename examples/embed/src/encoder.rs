@@ -1,13 +1,15 @@
 //! A sentence encoder: a folder with a tokenizer, a BERT, and how texts are cut and pooled.
 
-use crate::args::MODEL;
 use crate::failure::{Refused, Result};
 use crate::panics::caught;
-use sdpa_layers::{Bert, BertInput, Compute, Pooling, Sequences};
+use sdpa_layers::{Bert, BertInput, Compute, ModelError, Pooling, Sequences};
 use serde_json::Value;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationParams};
+
+/// Where `.ci/fetch-minilm` puts the model.
+pub(crate) const MODEL: &str = "target/models/all-MiniLM-L6-v2";
 
 /// Texts to embeddings.
 #[derive(Debug)]
@@ -20,6 +22,16 @@ pub(crate) struct Encoder {
     max_tokens: usize,
     /// What it was trained on, where the folder says so.
     made_for: Option<usize>,
+}
+
+/// Tokens of some texts, laid end to end.
+#[derive(Debug)]
+pub(crate) struct Tokens {
+    pub(crate) tokens: Vec<u32>,
+    /// Text `i` has tokens `ends[i]..ends[i + 1]`.
+    pub(crate) ends: Vec<usize>,
+    /// Texts that had more.
+    pub(crate) cut: Vec<usize>,
 }
 
 /// What became of some texts.
@@ -89,24 +101,41 @@ impl Encoder {
         self.made_for
     }
 
-    /// Embeds some texts, all at once, and adds them to those that are done.
-    pub(crate) fn embed(&self, texts: &[String], done: &mut Embedded, compute: &mut Compute) -> Result<()> {
+    /// Tokenizes some texts.
+    pub(crate) fn tokens(&self, texts: &[String]) -> Result<Tokens> {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let encodings = tokenized(&self.file, || self.tokenizer.encode_batch_fast(texts, true))?;
-        let tokens: Vec<u32> = encodings.iter().flat_map(Encoding::get_ids).copied().collect();
+        let tokens = encodings.iter().flat_map(Encoding::get_ids).copied().collect();
         let mut ends = vec![0];
-        for encoding in &encodings {
-            if !encoding.get_overflowing().is_empty() {
-                done.cut.push(done.tokens.len());
-            }
-            done.long += usize::from(self.made_for.is_some_and(|limit| encoding.len() > limit));
-            done.tokens.push(encoding.len());
-            ends.push(ends[ends.len() - 1] + encoding.len());
-        }
+        ends.extend(encodings.iter().scan(0, |end, encoding| {
+            *end += encoding.len();
+            Some(*end)
+        }));
+        let cut = encodings.iter().enumerate().filter(|(_, encoding)| !encoding.get_overflowing().is_empty());
+        Ok(Tokens { tokens, ends, cut: cut.map(|(text, _)| text).collect() })
+    }
+
+    /// Embeds tokenized texts, laid end to end: writes a row of length 1 for each, `[texts, width]`.
+    pub(crate) fn embed_tokens(
+        &self,
+        (tokens, ends): (&[u32], &[usize]),
+        rows: &mut [f32],
+        compute: &mut Compute,
+    ) -> std::result::Result<(), ModelError> {
+        self.bert.embed(BertInput::new(tokens, Sequences::Ragged(ends)), self.pooling, rows, compute)
+    }
+
+    /// Embeds some texts, all at once, and adds them to those that are done.
+    pub(crate) fn embed(&self, texts: &[String], done: &mut Embedded, compute: &mut Compute) -> Result<()> {
+        let Tokens { tokens, ends, cut } = self.tokens(texts)?;
+        let before = done.tokens.len();
+        done.cut.extend(cut.iter().map(|text| before + text));
+        done.tokens.extend(ends.windows(2).map(|ends| ends[1] - ends[0]));
+        let long = |&&len: &&usize| self.made_for.is_some_and(|limit| len > limit);
+        done.long += done.tokens[before..].iter().filter(long).count();
         let start = done.rows.len();
-        done.rows.resize(start + encodings.len() * self.width(), 0.0);
-        let input = BertInput::new(&tokens, Sequences::Ragged(&ends));
-        self.bert.embed(input, self.pooling, &mut done.rows[start..], compute).map_err(Refused::new)
+        done.rows.resize(start + texts.len() * self.width(), 0.0);
+        self.embed_tokens((&tokens, &ends), &mut done.rows[start..], compute).map_err(Refused::new)
     }
 }
 

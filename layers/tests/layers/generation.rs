@@ -14,12 +14,12 @@ use std::num::NonZeroUsize;
 
 /// What PyTorch's answers may be off by, as in `torch_layers.rs`.
 const TOLERANCE: f64 = 1e-5;
-const WIDTH: usize = 24;
+pub(crate) const WIDTH: usize = 24;
 /// More than two blocks of 256 keys.
-const LEN: usize = 600;
+pub(crate) const LEN: usize = 600;
 
 #[track_caller]
-fn assert_same(what: &str, got: &[f32], expected: &[f32]) {
+pub(crate) fn assert_same(what: &str, got: &[f32], expected: &[f32]) {
     assert_eq!(got.len(), expected.len(), "{what}");
     let other = got.iter().zip(expected).position(|(got, expected)| got.to_bits() != expected.to_bits());
     if let Some(i) = other {
@@ -54,7 +54,7 @@ fn stack(order: NormOrder, attention: impl Fn(u64) -> MultiHeadAttention) -> Tra
 }
 
 /// Rotary positions; rules that go by position, with norms after.
-fn stacks() -> [Transformer; 3] {
+pub(crate) fn stacks() -> [Transformer; 3] {
     let window = Window::last_tokens(NonZeroUsize::new(70).unwrap()).keep_first(3);
     [
         stack(NormOrder::Pre, |seed| attention(seed).rope(rope()).unwrap()),
@@ -70,13 +70,13 @@ fn stacks() -> [Transformer; 3] {
 
 /// Number of rows of each sequence, which all layers have.
 #[track_caller]
-fn lens(caches: &LayerCaches) -> &[usize] {
+pub(crate) fn lens(caches: &LayerCaches) -> &[usize] {
     let lens = caches.layers()[0].lens();
     assert!(caches.layers().iter().all(|cache| cache.lens() == lens));
     lens
 }
 
-fn whole(stack: &Transformer, x: &[f32], batch: usize, compute: &mut Compute) -> Vec<f32> {
+pub(crate) fn whole(stack: &Transformer, x: &[f32], batch: usize, compute: &mut Compute) -> Vec<f32> {
     let (mut out, len) = (unwritten(x.len()), x.len() / WIDTH / batch);
     stack.forward(LayerInput::new(x, Sequences::Even { batch, len }), &mut out, compute).unwrap();
     out

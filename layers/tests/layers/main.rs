@@ -52,3 +52,5 @@ mod linear_attention_errors;
 mod multi_head;
 #[cfg(target_pointer_width = "64")]
 mod positions;
+#[cfg(target_pointer_width = "64")]
+mod ragged_decoding;

@@ -4,6 +4,7 @@
 mod adamw;
 mod arguments;
 mod curve;
+mod export;
 mod layers;
 #[path = "../../../../examples/pictures/mod.rs"]
 pub(crate) mod pictures;
@@ -11,6 +12,7 @@ mod trainer;
 
 pub(crate) use arguments::{Arguments, Extent};
 pub(crate) use curve::curve;
+pub(crate) use export::export;
 pub(crate) use layers::{Attend, FeedForward, MultiHead, Norm, Visible, positions, projection};
 pub(crate) use trainer::{Batch, Schedule, Trainer};
 

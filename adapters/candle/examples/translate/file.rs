@@ -2,23 +2,17 @@
 
 use crate::corpus::Vocabulary;
 use crate::model::Sizes;
-use crate::training::Result;
+use crate::training::{Result, export};
 use candle_core::safetensors::load_buffer;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use candle_nn::{VarBuilder, VarMap};
-use safetensors::{SafeTensors, serialize_to_file};
-use std::collections::HashMap;
+use safetensors::SafeTensors;
 use std::path::Path;
 
 /// Writes the model's variables and what else it needs.
 pub(crate) fn write(path: &Path, vars: &VarMap, sizes: Sizes, words: [&Vocabulary; 2]) -> Result<()> {
     let [english, french] = words.map(|vocabulary| vocabulary.words().join(" "));
-    let header = [("heads", sizes.heads.to_string()), ("english", english), ("french", french)];
-    let header = HashMap::from(header.map(|(name, text)| (name.to_owned(), text)));
-    let vars = vars.data().lock().expect("nobody panicked").clone();
-    let short = |(name, var): (String, candle_core::Var)| Ok((name, var.to_dtype(DType::F16)?));
-    let tensors = vars.into_iter().map(short).collect::<candle_core::Result<HashMap<String, Tensor>>>()?;
-    Ok(serialize_to_file(&tensors, Some(header), path)?)
+    export(path, vars, &[("heads", sizes.heads.to_string()), ("english", english), ("french", french)])
 }
 
 /// Model of a file: its weights in f32, its sizes, its words.

@@ -22,7 +22,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use text::{Part, Text};
 use training::pictures::Level;
-use training::{Arguments, Batch, Extent, Result, Schedule, Trainer};
+use training::{Arguments, Batch, Extent, Result, Schedule, Trainer, export};
 
 const SEED: u64 = 1;
 /// Seed of held-out rows; those of training are numbered by step.
@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     let Some(arguments) = Arguments::read(about)? else { return Ok(()) };
     let (schedule, rows) = match arguments.extent {
         Extent::Trial => (Schedule { steps: 5, warmup: 2, peak: 2e-3 }, 2),
-        Extent::Train | Extent::Continue => (Schedule { steps: 1000, warmup: 50, peak: 3e-3 }, 16),
+        Extent::Train | Extent::Continue => (Schedule { steps: 1000, warmup: 50, peak: 3e-3 }, 4),
     };
     let vars = VarMap::new();
     let model = Gpt::new(arguments.attend, &VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
@@ -57,6 +57,13 @@ fn main() -> Result<()> {
     if trainer.losses.len() < schedule.steps {
         println!("stopped after step {}; --continue goes on", trainer.losses.len());
         return Ok(());
+    }
+
+    if arguments.extent != Extent::Trial {
+        let file = folder.join("letters.safetensors");
+        let [heads, context] = [model::HEADS, text::LENGTH].map(|n| n.to_string());
+        export(&file, &vars, &[("heads", heads), ("context", context)])?;
+        println!("wrote {}, which the root's examples/serve reads", file.display());
     }
 
     // The bigram model counts all that the GPT has seen.

@@ -8,7 +8,7 @@ use rand::Rng;
 use rand::distr::{Distribution, weighted::WeightedIndex};
 
 const WIDTH: usize = 128;
-const HEADS: usize = 4;
+pub(crate) const HEADS: usize = 4;
 const HIDDEN: usize = 512;
 const LAYERS: usize = 3;
 

@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 /// Letters of the text, by number. The first begins every line.
 const LETTERS: &str = "\n abcdefghijklmnopqrstuvwxyz.";
 /// Letters of a row.
-pub(crate) const LENGTH: usize = 128;
+pub(crate) const LENGTH: usize = 512;
 
 /// Which lines a text is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
