@@ -372,7 +372,7 @@ impl Back {
                 naive::gradients(&attention, &inputs, d_out, d_lse, &none.score(score).mask(mask))
             }
         };
-        let naive::Gradient { q, k, v, bias, sinks, slopes, scale, parameters } = gradient.expect("a good call");
+        let naive::Gradient { q, k, v, bias, sinks, slopes, scale, parameters, .. } = gradient.expect("a good call");
         [q, k, v, bias, sinks, slopes, vec![scale], parameters]
     }
 }
