@@ -129,9 +129,9 @@ fn ragged_lengths() {
     for (n, page) in PAGES.into_iter().enumerate() {
         let lens = [0, 1, 15, 16, 17, page, page + 1, 2 * page - 1, 255, 256, 257, 0, 513];
         let longest = lens.iter().copied().max().expect("some");
-        let shapes = [(1, 64, 64), (20, 8, 5), (3, 17, 48), (100, 33, 80)];
-        for (rows, d, dv) in shapes.into_iter().skip(n % 2).step_by(2) {
-            let mut case = Case::plain(&mut Rng::new(n as u64), [lens.len(), 4, 2, rows, longest, d, dv]);
+        let shapes = [(1, 4, [64, 64]), (20, 4, [8, 5]), (3, 4, [17, 48]), (100, 2, [33, 80])];
+        for (rows, heads, [d, dv]) in shapes.into_iter().skip(n % 2).step_by(2) {
+            let mut case = Case::plain(&mut Rng::new(n as u64), [lens.len(), heads, 2, rows, longest, d, dv]);
             (case.causal, case.alignment) = (true, Some(Alignment::BottomRight));
             case.kv_lens = Some(lens.to_vec());
             check(n as u64, &case, page);
