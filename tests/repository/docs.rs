@@ -228,21 +228,29 @@ fn every_snippet_of_every_document_is_compiled() {
     assert!(snippets > 40, "only {snippets} snippets");
 }
 
-/// Links of documents to files of the repository, pictures among them.
+/// Address of the repository's files.
+const ADDRESS: &str = "https://github.com/sdpa-rs/sdpa/blob/HEAD/";
+
+/// Links of documents to files of the repository, pictures among them. Those of pages that are docs of a crate, or of a wheel, or
+/// of a package elsewhere, have the repository's address: whoever shows these does not know where they lie.
 #[test]
 fn documents_link_to_what_is_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let of_root =
         ["CHANGELOG", "CONTRIBUTING", "DESIGN", "README", "SAFETY"].map(|name| root.join(name).with_extension("md"));
     let of_root = of_root.map(|path| (path.clone(), std::fs::read_to_string(path).expect("a document")));
+    let folders = ["docs", "layers", "adapters", "distributed"].map(|folder| sources(folder, "md"));
     let mut links = 0;
-    for (path, text) in of_root.into_iter().chain(sources("docs", "md")).chain(sources("layers", "md")) {
+    for (path, text) in of_root.into_iter().chain(folders.into_iter().flatten()) {
+        let elsewhere = ["adapters", "distributed"].iter().any(|folder| path.starts_with(root.join(folder)));
         for target in text.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next()) {
             let file = target.split('#').next().unwrap_or_default();
-            if file.is_empty() || file.contains("://") {
-                continue;
-            }
-            assert!(path.with_file_name(file).exists(), "{}: {target}", path.display());
+            let there = match file.strip_prefix(ADDRESS) {
+                Some(file) => root.join(file).exists(),
+                None if file.is_empty() || file.contains("://") => continue,
+                None => !elsewhere && path.with_file_name(file).exists(),
+            };
+            assert!(there, "{}: {target}", path.display());
             links += 1;
         }
     }
