@@ -129,7 +129,7 @@ impl Sdpa {
     /// what is in their memory does not matter.
     ///
     /// With as many rows as keys, row i is at key i in every sequence, unless an alignment is set.
-    /// [`Alignment::BottomRight`](crate::Alignment::BottomRight) goes by the lengths: the last row is at the last key of its own
+    /// [`Alignment::BottomRight`](crate::Alignment::BottomRight) goes by the lengths: the last row is at the last key of its
     /// sequence.
     #[must_use]
     pub fn kv_lens(self, lens: &Tensor) -> Self {

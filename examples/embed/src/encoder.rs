@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationParams};
 
-/// Where `.ci/fetch-minilm` puts the model.
+/// Folder that `.ci/fetch-minilm` puts the model in.
 pub(crate) const MODEL: &str = "target/models/all-MiniLM-L6-v2";
 
 /// Texts to embeddings.

@@ -18,7 +18,7 @@ pub use tiled::{Softmax, tiled};
 pub struct Options {
     /// Number of keys that a row sees on either side of its position, besides the key there; all without.
     pub window: Option<usize>,
-    /// Whether a row sees no key after its position.
+    /// Causal rule: a row sees no key after its position.
     pub causal: bool,
     /// Factor of the products of queries and keys.
     pub scale: f64,

@@ -1,5 +1,5 @@
 //! Time and memory of a router's attention function: candle's plain products, the loop over blocks of rows, and sdpa. One text
-//! of 2,048 and of 8,192 tokens, 12 heads of 64 in `f32`; every row sees all keys, or those within 64 of its own.
+//! of 2,048 and of 8,192 tokens, 12 heads of 64 in `f32`; every row sees all keys, or those within 64 of its position.
 //!
 //! All cases run in turns, shuffled. Printed are the median of each, the median of its turns' times over sdpa's, and the
 //! most memory in use at once above the inputs, with the output and without it. Exits with 1 if answers differ.

@@ -12,7 +12,7 @@ pub(crate) struct FileTarget<'a> {
     /// Its name in errors.
     pub(crate) name: &'static str,
     pub(crate) format: KvFormat<'a>,
-    /// Description of its own sequences.
+    /// Description of its sequences.
     pub(crate) description: Description,
 }
 

@@ -40,7 +40,7 @@ Ctrl-C or SIGTERM ends it: requests under way come to their end. Exit status: 0,
 const CONTEXT: usize = 2048;
 const SEED: u64 = 1;
 
-/// What the command line says.
+/// Arguments of the command line.
 struct Arguments {
     listen: String,
     model: Option<PathBuf>,

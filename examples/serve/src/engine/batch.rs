@@ -7,7 +7,7 @@ use sdpa_layers::Compute;
 use std::time::Instant;
 
 impl Worker {
-    /// Embeds the next texts: as many as a batch has tokens for, at least one.
+    /// Embeds the next texts, up to the tokens of a batch, at least one.
     pub(super) fn embed(&mut self, watch: &Watch, compute: &mut Compute) {
         let Some(embedder) = &self.models.embedder else { return };
         let (mut tokens, mut ends) = (Vec::new(), vec![0]);

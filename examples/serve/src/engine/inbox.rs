@@ -1,4 +1,4 @@
-//! What waits for the engine, and how much may.
+//! Requests that wait for the engine, and limits of what may wait.
 
 use super::request::{Refusal, TextsRequest};
 use super::text::Text;

@@ -22,12 +22,12 @@ impl Forecast {
         Self { caches: Arc::new(caches), prefixes }
     }
 
-    /// Bytes that a text of so many tokens holds.
+    /// Bytes that a text of `tokens` tokens holds.
     pub(crate) fn bytes(&self, tokens: usize) -> usize {
         self.caches.bytes_for(tokens)
     }
 
-    /// Bytes that a text holds besides those of a prefix of which it is a fork, which has `shared` tokens in common with it: whole
+    /// Bytes that a text holds besides those of the prefix that it is forked from, which has `shared` tokens in common with it: whole
     /// blocks are shared.
     pub(crate) fn beside(&self, shared: usize, tokens: usize) -> usize {
         self.bytes(tokens) - self.bytes(shared.min(tokens) / BLOCK * BLOCK)

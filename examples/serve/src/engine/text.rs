@@ -18,7 +18,7 @@ pub(crate) struct Text {
     pub(crate) end: usize,
     /// Number of tokens whose keys and values are in the caches.
     pub(crate) cached: usize,
-    /// Number of its first tokens that are those of the prefix of which it is a fork.
+    /// Number of its first tokens that are those of the prefix that it is forked from.
     pub(crate) shared: usize,
     /// Sequence of the caches, while it has one.
     pub(crate) place: usize,

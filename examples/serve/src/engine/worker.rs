@@ -28,7 +28,7 @@ pub(crate) struct Worker {
     pub(super) free: Vec<usize>,
     /// Number of texts that have had a place.
     pub(super) numbers: u64,
-    /// Texts to be embedded, of which a part may be done.
+    /// Texts to be embedded; some may be done.
     pub(super) texts: VecDeque<TextsRequest>,
     pub(super) buffers: Buffers,
 }

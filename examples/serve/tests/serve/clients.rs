@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Says to the test below which server to ask.
 const ADDRESS: &str = "SERVE_TEST_ADDRESS";
 
-/// Asks for a long text on a connection of its own.
+/// Asks for a long text on a new connection.
 fn ask(address: SocketAddr, seed: u64, stream: bool) -> TcpStream {
     let mut body = request("the ", 500, (1.0, seed));
     body["stream"] = json!(stream);
@@ -75,7 +75,7 @@ fn a_client_that_is_killed_leaves_nothing() {
     });
 }
 
-/// The client of the test above, in a process of its own.
+/// Client of the test above, in a process that it starts.
 #[test]
 #[ignore = "started by a_client_that_is_killed_leaves_nothing"]
 fn asks_and_waits_to_be_killed() {

@@ -19,7 +19,7 @@ pub(crate) struct Asker {
     pub(crate) workload: RefCell<Workload>,
 }
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Outcome {
     /// Letters of a completion, the time to the first of them, and to the last.

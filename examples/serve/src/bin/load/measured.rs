@@ -1,4 +1,4 @@
-//! What was measured: shares of times, a row of the table, the judgement of a long run.
+//! Results of a run: shares of times, a row of the table, the judgement of a long run.
 
 use crate::Result;
 use crate::client::Outcome;
@@ -58,13 +58,13 @@ impl Measured {
         quantile(self.outcomes.iter().filter_map(first), share)
     }
 
-    /// The same to the last letter.
+    /// Milliseconds to the last letter that this share of the texts did not exceed.
     pub(crate) fn whole(&self, share: f64) -> f64 {
         let whole = |outcome: &Outcome| if let Outcome::Written { whole, .. } = outcome { Some(*whole) } else { None };
         quantile(self.outcomes.iter().filter_map(whole), share)
     }
 
-    /// The same to embeddings.
+    /// Milliseconds to embeddings that this share of their requests did not exceed.
     pub(crate) fn embedded(&self, share: f64) -> f64 {
         let whole = |outcome: &Outcome| if let Outcome::Embedded { whole } = outcome { Some(*whole) } else { None };
         quantile(self.outcomes.iter().filter_map(whole), share)

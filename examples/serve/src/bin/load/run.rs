@@ -13,7 +13,7 @@ const MOST_UNDER_WAY: usize = 4096;
 /// Time between two looks at the server's memory.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// `count` askers, each of which asks again as soon as it has its answer. The first third of the time does not count: short
+/// `count` askers; each asks again as soon as it has its answer. The first third of the time does not count: short
 /// requests are more of the first answers than of the others.
 pub(crate) async fn crowd(asker: &Asker, count: usize, length: Duration) -> Result<Measured> {
     let (bar, before, start) = (bar("capacity", length), asker.metrics().await?, Instant::now());
@@ -40,7 +40,7 @@ pub(crate) async fn crowd(asker: &Asker, count: usize, length: Duration) -> Resu
     Ok(Measured { load: f64::NAN, offered: f64::NAN, seconds, outcomes, steps })
 }
 
-/// Arrivals at random times, so many a second on average, whether the server keeps up or not.
+/// Arrivals at random times, at a mean rate a second, whether the server keeps up or not.
 pub(crate) async fn arrivals(asker: &Asker, load: (f64, f64), length: Duration) -> Result<Measured> {
     watched(asker, load, length, &mut |_, _| {}).await
 }
