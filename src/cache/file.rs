@@ -19,7 +19,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// Key of the description in a file's metadata.
-pub(crate) const DESCRIPTION: &str = "sdpa.kv_cache";
+const DESCRIPTION: &str = "sdpa.kv_cache";
 /// Name of the tensor with the scales of the keys' channels.
 const CHANNEL_SCALES: &str = "channel_scales";
 
@@ -156,8 +156,7 @@ impl KvCache {
     /// [`Error::Empty`] for a cache without heads, [`Error::Memory`], [`Error::File`] for more sequences than the
     /// header of a safetensors file can list (about half a million), or for a sequence of 2³² keys or more.
     pub fn export(&self) -> Result<Vec<u8>, Error> {
-        let part = self.file_part(String::new(), 0..self.sequences())?;
-        write(DESCRIPTION, &part.description, core::slice::from_ref(&part))
+        self.file_part(String::new(), 0..self.sequences())?.alone()
     }
 
     /// Returns what a file has of these sequences of the cache.
@@ -184,6 +183,11 @@ pub(crate) struct FilePart<'a> {
 }
 
 impl FilePart<'_> {
+    /// Returns the bytes of a file of this part alone.
+    pub(crate) fn alone(&self) -> Result<Vec<u8>, Error> {
+        write(DESCRIPTION, &self.description, core::slice::from_ref(self))
+    }
+
     /// Adds the part's tensors, by name.
     fn add_tensors<'p>(&'p self, tensors: &mut Vec<(String, FileTensor<'p>)>) -> Result<(), Error> {
         let &Description { kv_heads, head_dim, ref sequences, .. } = &self.description;

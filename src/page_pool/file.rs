@@ -1,6 +1,6 @@
 //! Sequences of a pool as safetensors files.
 
-use crate::cache::file::{DESCRIPTION, Description, File, FilePart, FileTarget, NO_FORMAT, write, wrong};
+use crate::cache::file::{Description, File, FilePart, FileTarget, NO_FORMAT, wrong};
 use crate::error::{Error, same};
 use crate::page_pool::PagePool;
 use sdpa_kernels::{BlockTable, NewTokens, TokenPart};
@@ -40,8 +40,7 @@ impl PagePool {
         let elements = TokenPart::ALL.map(|part| self.pool.token_elements(part));
         let read = |part, at, to: &mut [u8]| self.pool.read_token(part, place(&table, self.page_size(), at), to);
         let (prefix, format, read) = (String::new(), self.format(), Box::new(read));
-        let part = FilePart { prefix, description, format, elements, read };
-        write(DESCRIPTION, &part.description, core::slice::from_ref(&part))
+        FilePart { prefix, description, format, elements, read }.alone()
     }
 
     /// Writes the sequences of a file to the pages of a table. It has the same number of sequences, of the same lengths; removed

@@ -160,12 +160,25 @@ impl KvCache {
                     check_contents(&cache, sequence, contents)?;
                     let tensors =
                         file.sequence(prefix, description, sequence, |part| cache.cache.token_elements(part))?;
-                    restore(&mut cache, sequence, &tensors)?;
+                    cache.restore_sequence(sequence, &tensors)?;
                 }
                 None => _ = cache.removed.insert(sequence),
             }
         }
         Ok(cache)
+    }
+
+    /// Fills an empty sequence with tensors that were checked for it.
+    pub(crate) fn restore_sequence(&mut self, sequence: usize, tensors: &SequenceTensors<'_>) -> Result<(), Error> {
+        let StoredSequence { len, evicted } = tensors.contents;
+        let [start, end] = evicted.unwrap_or([0, 0]);
+        // The file has all the tokens that memory is taken for.
+        if len > 0 && !self.cache.try_restore(sequence, len, start..end) {
+            return Err(self.no_memory(len - (end - start)));
+        }
+        tensors
+            .for_each_token(|part, [head, token], bytes| self.cache.write_token(part, [sequence, head, token], bytes));
+        Ok(())
     }
 }
 
@@ -197,18 +210,6 @@ pub(super) fn check_contents(
             "sequence {sequence}: no cache with this window has {len} keys without {evicted:?}"
         )));
     }
-    Ok(())
-}
-
-/// Fills an empty sequence.
-pub(super) fn restore(cache: &mut KvCache, sequence: usize, tensors: &SequenceTensors<'_>) -> Result<(), Error> {
-    let StoredSequence { len, evicted } = tensors.contents;
-    let [start, end] = evicted.unwrap_or([0, 0]);
-    // The file has all the tokens that memory is taken for.
-    if len > 0 && !cache.cache.try_restore(sequence, len, start..end) {
-        return Err(cache.no_memory(len - (end - start)));
-    }
-    tensors.for_each_token(|part, [head, token], bytes| cache.cache.write_token(part, [sequence, head, token], bytes));
     Ok(())
 }
 

@@ -1,8 +1,8 @@
 //! One sequence of a cache to a file and back: swapped out while others need the memory, and in again.
 
+use super::NO_FORMAT;
 use super::description::Description;
-use super::import::{File, SequenceTensors, check_contents, restore, wrong};
-use super::{DESCRIPTION, NO_FORMAT, write};
+use super::import::{File, SequenceTensors, check_contents, wrong};
 use crate::cache::KvCache;
 use crate::error::{Error, at_most, same};
 use sdpa_kernels::{CacheFormat, KvFormat};
@@ -60,8 +60,7 @@ impl KvCache {
     /// [`Self::export`].
     pub fn export_sequence(&self, sequence: usize) -> Result<Vec<u8>, Error> {
         self.there("sequence", sequence)?;
-        let part = self.file_part(String::new(), sequence..sequence + 1)?;
-        write(DESCRIPTION, &part.description, core::slice::from_ref(&part))
+        self.file_part(String::new(), sequence..sequence + 1)?.alone()
     }
 
     /// Fills an empty sequence from a file with one sequence, of this cache or of one like it (sizes, format, window), or of a
@@ -96,10 +95,5 @@ impl KvCache {
             all => return Err(wrong(format!("the file has {} sequences, but must have 1", all.len()))),
         }
         file.sequence(prefix, description, 0, |part| self.cache.token_elements(part))
-    }
-
-    /// Fills an empty sequence with what [`Self::sequence_of`] returned for it.
-    pub(crate) fn restore_sequence(&mut self, sequence: usize, tensors: &SequenceTensors<'_>) -> Result<(), Error> {
-        restore(self, sequence, tensors)
     }
 }
