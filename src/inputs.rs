@@ -7,8 +7,6 @@ use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::Shape;
 pub(crate) use check::check_period;
-#[cfg(feature = "parts")]
-pub(crate) use parts::SELECTED;
 pub(crate) use parts::{KeyLists, WHOLE};
 use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, SelectedKeys, Tensor};
 

@@ -18,7 +18,9 @@ use waiting::Waiting;
 /// Attention state of query rows, for keys that arrive in parts: push the keys as they arrive, read the result at any time.
 ///
 /// However the keys are divided, the result has the bits of one call over all keys: keys that do not fill a block of
-/// 256 are copied and wait until it is full. States over different keys can be merged.
+/// 256 are copied and wait until it is full. States over different keys can be merged. Rows that select keys
+/// ([`Inputs::selected`](crate::Inputs::selected)) have the same bits however the keys are divided, and the numbers of one call up to
+/// rounding: sums are taken over the selected keys of each 256.
 ///
 /// Position-dependent rules need [`Alignment::TopLeft`](crate::Alignment::TopLeft),
 /// [`Alignment::Offset`](crate::Alignment::Offset), or positions of rows and keys, because the final number of keys is not known.
@@ -77,7 +79,9 @@ impl<'a> AttnState<'a> {
         let mut next = 0;
         while next < n {
             if self.waiting == 0 && n - next >= KEY_BLOCK {
-                let whole = next..next + (n - next) / KEY_BLOCK * KEY_BLOCK;
+                // Selected keys make blocks of their own, so these are the same however keys are divided.
+                let blocks = if self.call.inputs.selected.is_some() { 1 } else { (n - next) / KEY_BLOCK };
+                let whole = next..next + blocks * KEY_BLOCK;
                 let keys = k.rows_in(whole.clone()).zip(v.rows_in(whole.clone()));
                 self.accumulate(keys.map(|(k, v)| [k, v]))?;
                 next = whole.end;
@@ -110,7 +114,7 @@ impl<'a> AttnState<'a> {
     /// As [`Self::read`].
     pub fn check(&self, outputs: &Outputs<'_>) -> Result<(), Error> {
         outputs.check_for_state()?;
-        let lists = self.call.inputs.lists_from(self.before(), 0);
+        let lists = self.call.inputs.lists_from(self.before(), 0)?;
         let keys = [self.waiting_k.first(0)?, self.waiting_v.first(0)?];
         let (attention, inputs) = self.call.over(keys, self.before(), &lists);
         Ok(outputs.fits(attention.checked(&inputs)?.call())?)
@@ -140,7 +144,7 @@ impl<'a> AttnState<'a> {
     /// Adds the keys that wait to maxima, sums and outputs, and writes the result.
     fn write(&self, parts: &mut [Vec<f32>; 3], workspace: &mut Workspace, outputs: Outputs<'_>) -> Result<(), Error> {
         outputs.check_for_state()?;
-        let lists = self.call.inputs.lists_from(self.before(), self.waiting);
+        let lists = self.call.inputs.lists_from(self.before(), self.waiting)?;
         let keys = [self.waiting_k.first(self.waiting)?, self.waiting_v.first(self.waiting)?];
         let (attention, mut inputs) = self.call.over(keys, self.before(), &lists);
         inputs.sinks = self.call.inputs.sinks;
@@ -160,7 +164,11 @@ impl<'a> AttnState<'a> {
         let none = |dim| View::<f32>::bhld(&[], [b, self.call.kv_heads, 0, dim]).map(Tensor::from);
         let [k, v] = keys.unwrap_or([none(dim)?, none(self.call.value_dim)?]);
         let (n, shift) = (k.shape()[2], self.call.shift(self.before()));
-        let lists = self.call.inputs.lists_from(self.before(), n);
+        if keys.is_some() && !self.call.inputs.lists_name(self.before()..self.before() + n) {
+            self.accumulated += n;
+            return Ok(());
+        }
+        let lists = self.call.inputs.lists_from(self.before(), n)?;
         let (attention, mut inputs) = self.call.over([k, v], self.before(), &lists);
         inputs.sinks = self.call.inputs.sinks.filter(|_| keys.is_none());
         let state = self.call.state(&mut self.parts, self.seen)?;

@@ -3,17 +3,15 @@
 use crate::error::Error;
 use crate::inputs::{Inputs, Source};
 use core::ops::Range;
-use sdpa_kernels::{Bound, Cover, Covered, Mask, Tensor};
+use sdpa_kernels::{Bound, Cover, Covered, Mask, SelectedKeys, Tensor};
 
-/// Lengths of the sequences and positions of their keys, in a call over some of the keys.
+/// Lengths of the sequences, positions of their keys, and the keys that rows select, in a call over some of the keys.
 #[derive(Debug)]
 pub(crate) struct KeyLists<'a> {
     lens: Option<Vec<usize>>,
     positions: Option<Vec<&'a [i32]>>,
+    selected: Option<SelectedKeys>,
 }
-
-/// Name of selected keys in messages.
-pub(crate) const SELECTED: &str = "selected keys";
 
 /// Need of whatever a state, which has some of the keys, cannot take.
 pub(crate) const WHOLE: &str = "a call over all keys, not a state";
@@ -29,14 +27,23 @@ impl<'a> Inputs<'a> {
     /// Refuses inputs with keys that cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
-            Source::Tensors { .. } => {
-                self.ragged.map(|_| "ragged").or(self.suffix()).or(self.selected.map(|_| SELECTED))
-            }
+            Source::Tensors { .. } => self.ragged.map(|_| "ragged").or(self.suffix()),
             Source::Cache(_) => Some("cache"),
             Source::Pages(_) => Some("pages"),
         };
         refused.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: WHOLE }))?;
+        if let (Some(selected), Some(lens)) = (self.selected, self.kv_lens) {
+            lens.iter().enumerate().try_for_each(|(sequence, &len)| selected.ends_within(sequence, len))?;
+        }
         self.check_row_positions()
+    }
+
+    /// Returns true if lists of selected keys, if there are any, name some of these keys.
+    pub(crate) fn lists_name(&self, keys: Range<usize>) -> bool {
+        let names = |selected: &SelectedKeys| {
+            (0..selected.sequences()).any(|sequence| selected.first_in(sequence, keys.clone()).is_some())
+        };
+        self.selected.is_none_or(names)
     }
 
     /// Refuses positions of rows alone, in a call over some of the keys, where keys are not at their own indices.
@@ -87,17 +94,25 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns the lists of a call over the `n` keys from key `before` on.
-    pub(crate) fn lists_from(&self, before: usize, n: usize) -> KeyLists<'a> {
+    ///
+    /// # Errors
+    /// [`Error::Selection`] if there is no memory for the lists of selected keys.
+    pub(crate) fn lists_from(&self, before: usize, n: usize) -> Result<KeyLists<'a>, Error> {
         let len = |len: usize| len.saturating_sub(before).min(n);
         let positions = |(b, list): (usize, &&'a [i32])| {
             // `check_columns` has seen that the list is long enough.
             let len = len(self.kv_lens.and_then(|lens| lens.get(b)).copied().unwrap_or(list.len()));
             &list[before.min(list.len())..][..len]
         };
-        KeyLists {
+        let part = |all| {
+            let mut part = SelectedKeys::new();
+            part.fill_part(all, before..before.saturating_add(n), self.kv_lens).map(|()| part)
+        };
+        Ok(KeyLists {
             lens: self.kv_lens.map(|lens| lens.iter().map(|&of| len(of)).collect()),
             positions: self.key_positions.map(|all| all.iter().enumerate().map(positions).collect()),
-        }
+            selected: self.selected.map(part).transpose()?,
+        })
     }
 
     /// Returns the inputs of a call over some of the keys, `before` keys after the first, with the lists that
@@ -117,8 +132,9 @@ impl<'a> Inputs<'a> {
                 columns => Covered { of: mask.of.with_view(view.columns(range(columns)).unwrap_or(view)), ..mask },
             }
         });
-        let KeyLists { lens, positions } = lists;
-        let (kv_lens, key_positions) = (lens.as_deref(), positions.as_deref());
-        Self { source: Source::Tensors { k, v }, bias, mask, kv_lens, key_positions, sinks: None, ..self }
+        let KeyLists { lens, positions, selected } = lists;
+        let (kv_lens, key_positions, selected) = (lens.as_deref(), positions.as_deref(), selected.as_ref());
+        let source = Source::Tensors { k, v };
+        Self { source, bias, mask, kv_lens, key_positions, selected, sinks: None, ..self }
     }
 }

@@ -78,7 +78,7 @@ impl<'a> BackwardState<'a> {
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         let call = PartedCall::new(attention.precision(Precision::Exact), inputs)?;
         let mut state = Self { call, saved, exec, keys: 0, workspace: Workspace::new() };
-        let lists = inputs.lists_from(0, 0);
+        let lists = inputs.lists_from(0, 0)?;
         let (attention, inputs) = state.at_end(0, &lists)?;
         let BackwardProblem { checked, .. } = attention.backward(inputs, saved, Gradients::new())?;
         if saved.lacks_rests() {
@@ -107,7 +107,7 @@ impl<'a> BackwardState<'a> {
 
     /// Returns the state if the mask function fits its rows.
     fn fitting(self) -> Result<Self, Error> {
-        let lists = self.call.inputs.lists_from(0, 0);
+        let lists = self.call.inputs.lists_from(0, 0)?;
         let (attention, inputs) = self.at_end(0, &lists)?;
         let BackwardProblem { checked, .. } = attention.backward(inputs, self.saved, Gradients::new())?;
         self.call.functions.fit(checked.call(), self.call.shift(0))?;
@@ -206,7 +206,7 @@ impl<'a> BackwardState<'a> {
         if n == 0 {
             return Ok(());
         }
-        let lists = self.call.inputs.lists_from(self.keys, n);
+        let lists = self.call.inputs.lists_from(self.keys, n)?;
         let (attention, inputs) = self.call.over(keys, self.keys, &lists);
         let problem = attention.backward(inputs, self.saved, gradients)?;
         self.run(BackwardProblem {
@@ -251,7 +251,7 @@ impl<'a> BackwardState<'a> {
     /// As [`Self::write`].
     pub fn check(&self, gradients: &Gradients<'_>) -> Result<(), Error> {
         check_for_rows(gradients)?;
-        let lists = self.call.inputs.lists_from(0, 0);
+        let lists = self.call.inputs.lists_from(0, 0)?;
         let (attention, inputs) = self.at_end(0, &lists)?;
         attention.checked_backward(&inputs, &self.saved, gradients).map(|_| ())
     }
@@ -265,7 +265,7 @@ impl<'a> BackwardState<'a> {
     /// nothing does. Gradients are then untouched.
     pub fn write(mut self, gradients: Gradients<'_>) -> Result<(), Error> {
         check_for_rows(&gradients)?;
-        let lists = self.call.inputs.lists_from(0, self.keys);
+        let lists = self.call.inputs.lists_from(0, self.keys)?;
         let (attention, inputs) = self.at_end(self.keys, &lists)?;
         let problem = attention.backward(inputs, self.saved, gradients)?;
         self.run(BackwardProblem { part: Part::End { first_row: self.call.first_row }, ..problem })

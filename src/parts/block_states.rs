@@ -2,7 +2,8 @@
 
 use crate::attention::Attention;
 use crate::error::{Error, at_most, floats, same, zeros};
-use crate::inputs::{Inputs, SELECTED};
+use crate::inputs::Inputs;
+use crate::parts::inputs::SELECTED;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::shape::Shape;

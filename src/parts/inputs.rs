@@ -1,9 +1,12 @@
 //! What ranks ask of inputs, and the inputs of a part of a call.
 
 use crate::error::{Error, at_most, same};
-use crate::inputs::{Inputs, SELECTED, Source, WHOLE, check_period};
+use crate::inputs::{Inputs, Source, WHOLE, check_period};
 use core::ops::Range;
 use sdpa_kernels::{Bound, Cover, Covered, Mask, Ragged, Tensor, View};
+
+/// Name of selected keys in messages.
+pub(crate) const SELECTED: &str = "selected keys";
 
 impl<'a> Inputs<'a> {
     /// Returns inputs over tensors of some query heads and of the key/value heads that these share, with the options of these

@@ -9,7 +9,7 @@ use sdpa_kernels::{BlockPosition, Causality, KEY_BLOCK, Visible};
 impl AttnState<'_> {
     /// Returns true if some row may see some of these keys, counted from the first of all; false only if causal rule,
     /// window and key lengths hide them all from every row, or the mask does, or the classes of the mask function
-    /// ([`MaskMod::class`](crate::MaskMod::class)). Biases and score functions are not asked, nor rules by positions of keys.
+    /// ([`MaskMod::class`](crate::MaskMod::class)), or if no list of selected keys names one. Biases and score functions are not asked, nor rules by positions of keys.
     ///
     /// ```
     /// use sdpa::{Alignment, Attention, AttnState, Exec, KvShape, View};
@@ -55,7 +55,10 @@ impl AttnState<'_> {
 impl PartedCall<'_> {
     /// Returns true if some row may see some of these keys: [`AttnState::sees`].
     pub(crate) fn sees(&self, keys: Range<usize>) -> bool {
-        self.rules_show(keys.clone()) && self.inputs.mask_shows(keys.clone()) && self.functions_show(keys)
+        self.rules_show(keys.clone())
+            && self.inputs.lists_name(keys.clone())
+            && self.inputs.mask_shows(keys.clone())
+            && self.functions_show(keys)
     }
 
     /// Returns false if causal rule, window and lengths hide keys from every row.
@@ -82,6 +85,10 @@ impl PartedCall<'_> {
 
     /// Returns false if the mask function says that it hides keys from every row.
     fn functions_show(&self, keys: Range<usize>) -> bool {
+        // Of selected keys it may be asked about some alone.
+        if self.inputs.selected.is_some_and(|selected| !selected.asks_all()) {
+            return true;
+        }
         let ([batch, heads, rows, _], position) = (self.inputs.q.shape(), self.offset());
         let rows = self.first_row..self.first_row + rows;
         // As the kernels ask: keys of one block at a time.

@@ -1,6 +1,7 @@
 //! States with keys that come in parts: with every option that can be cut by keys, the bits of one call.
 
 mod functions;
+mod selected;
 
 use crate::half::short::{DTYPES, Short};
 use crate::kv_support::cuts;

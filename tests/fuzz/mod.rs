@@ -34,7 +34,7 @@
 //! | ndarray | arrays of ndarray, sliced, turned and broadcast | the bits of dense tensors |
 //! | pages, views | block tables, views | rules of one line each |
 //! | partial | biases and masks by key/value head, of the last keys, with a period | the oracle, and the bits, of whole ones; sums of their gradients |
-//! | pieces | states over rows and keys in pieces, with every option they take | the bits of one call; the oracle |
+//! | pieces | states over rows and keys in pieces, with every option they take | the bits of one call, or of one push of selected keys; the oracle |
 //! | pools | histories of page pools | lists of tokens; the same bits from tensors |
 //! | selected | calls of which rows select keys, mixed batches and latent caches too | as attention; a call over the keys of a list alone; the same bits, whatever no list names |
 //! | states | states and merges that do not fit together | rules of one line each |

@@ -6,6 +6,7 @@ use super::draw::{DTYPES, Home, SHARED, Sizes, draw_of, own_positions};
 use super::functions::{Bound, Functions, Hint, Keep, Origin, Score};
 use super::place::AnyPlaced;
 use super::rng::Rng;
+use super::selection::Selection;
 use core::ops::Range;
 use sdpa::{Alignment, Dtype, Isa, Mods, Precision};
 
@@ -140,6 +141,7 @@ impl Case {
             mask: self.mask.as_ref().map(|(x, polarity)| (cut(x), *polarity)),
             positions: [of_rows, of_keys.clone()],
             functions: Functions { origin: Origin { batch, row: row + rows.start }, ..self.functions },
+            selected: self.selected.as_ref().map(|of| of.stretch(rows)),
             ..self.clone()
         }
     }
@@ -168,6 +170,7 @@ impl Case {
             mask: self.mask.as_ref().map(|(x, polarity)| (cut(x), *polarity)),
             kv_lens: self.kv_lens.as_ref().map(|lens| lens.iter().map(len).collect()),
             positions: [of_rows.clone(), of_keys.as_ref().map(|all| all.iter().map(list).collect())],
+            selected: self.selected.as_ref().map(|of| of.below(keys.end)),
             ..self.clone()
         }
     }
@@ -187,10 +190,10 @@ impl Case {
         (both.map(cut), Some([rows.clone(), mine]))
     }
 
-    /// True if range rules and lengths, the mask and the classes of the mask function each show some row some of these keys:
-    /// what a state's `sees` says. Where keys have positions, rules are not asked.
+    /// True if range rules and lengths, the mask, the classes of the mask function and lists each show some row some of these keys:
+    /// what a state's `sees` says. Where keys have positions, rules are not asked; where a list has marks, classes are not.
     pub(crate) fn may_be_seen(&self, keys: Range<usize>) -> bool {
-        let bare = Self { bias: None, mask: None, functions: Functions::default(), ..self.clone() };
+        let bare = Self { bias: None, mask: None, selected: None, functions: Functions::default(), ..self.clone() };
         let (rows, own) = (self.every_row(), self.positions[1].is_some());
         let ruled = rows
             .iter()
@@ -202,9 +205,12 @@ impl Case {
                 .any(|[b, h, l, _]| keys.clone().any(|j| x.get([b, h, l, j]).is_some_and(|x| (x != 0.0) == keeps)))
         });
         let classes = self.functions.mask.is_none_or(|(keep, hint)| {
-            hint == Hint::Nothing || rows.iter().any(|&row| keys.clone().any(|j| keep.keeps(self.pair(row, j))))
+            let partly = self.selected.as_ref().is_some_and(Selection::asks_partly);
+            partly
+                || hint == Hint::Nothing
+                || rows.iter().any(|&row| keys.clone().any(|j| keep.keeps(self.pair(row, j))))
         });
-        ruled && masked && classes
+        ruled && masked && classes && self.selected.as_ref().is_none_or(|of| of.names_some(keys))
     }
 
     /// Keys and values from `keys` on as a push takes them: in the types that they have, or wider ones.

@@ -91,6 +91,31 @@ impl Selection {
         Self { q_lens: vec![rows.len()], rows: step, lists, ..*self }
     }
 
+    /// Lists of some rows of every sequence.
+    pub(crate) fn stretch(&self, rows: Range<usize>) -> Self {
+        let parts: Vec<Self> = (0..self.q_lens.len()).map(|b| self.of_rows(b, rows.clone())).collect();
+        let step = parts.first().map_or(1, |part| part.rows);
+        let lists = parts.into_iter().flat_map(|part| part.lists).collect();
+        Self { q_lens: vec![rows.len(); self.q_lens.len()], rows: step, lists, ..*self }
+    }
+
+    /// Lists without units that begin at a key or after it.
+    pub(crate) fn below(&self, key: usize) -> Self {
+        let cut = |list: &Vec<Unit>| list.iter().copied().filter(|&(n, _)| (n as usize) * self.unit < key).collect();
+        Self { q_lens: self.q_lens.clone(), lists: self.lists.iter().map(cut).collect(), ..*self }
+    }
+
+    /// True if a list names a unit that has one of these keys.
+    pub(crate) fn names_some(&self, keys: Range<usize>) -> bool {
+        let has = |&(n, _): &Unit| (n as usize) * self.unit < keys.end && (n as usize + 1) * self.unit > keys.start;
+        !keys.is_empty() && self.lists.iter().flatten().any(has)
+    }
+
+    /// True if the mask function is not asked about every unit.
+    pub(crate) fn asks_partly(&self) -> bool {
+        self.lists.iter().flatten().any(|&(_, asked)| !asked)
+    }
+
     fn shape(&self) -> SelectionShape<'_> {
         SelectionShape { q_lens: &self.q_lens, heads: self.heads, rows: self.rows, unit: self.unit }
     }

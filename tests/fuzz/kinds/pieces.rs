@@ -8,13 +8,17 @@ use crate::fuzzer::oracle::Oracle;
 use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::pieces::{PieceMods, any_dtype, any_isa, draw, stretches, whole_blocks};
 use crate::fuzzer::rng::Rng;
+use crate::fuzzer::selection::Selection;
 use crate::fuzzer::stage::Stage;
 use core::ops::Range;
 use sdpa::{AttnState, Error, Exec, Run, View, Workspace};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 pub(super) fn check(rng: &mut Rng) {
-    let (case, isa) = (draw(rng), any_isa(rng));
+    let (mut case, isa) = (draw(rng), any_isa(rng));
+    if rng.one_in(5) {
+        case.selected = Some(Selection::draw(rng, &case));
+    }
     let threads = if case.products() >= SHARED || rng.one_in(50) { 2 } else { 1 };
     let exec = Exec::serial().isa(isa).threads(threads);
     let all = AssertUnwindSafe(|| pool().install(|| Pieces { case: &case, exec }.check(rng)));
@@ -48,14 +52,28 @@ impl Pieces<'_> {
         }
     }
 
-    /// What one call over all keys of a case gives.
+    /// What one call over all keys of a case gives; if rows select keys, a state that takes them at once.
     fn whole(&self, rng: &mut Rng, case: &Case, wanted: Wanted) -> Results {
+        if case.selected.is_some() {
+            return Pieces { case, ..*self }.at_once(rng, wanted);
+        }
         let (stage, mut outs) = (Stage::new(rng, case, Home::Tensors), Outs::blank(rng, case, wanted));
         // A stage adds a weight function to two others. Weights are then normalised before they are multiplied: other bits.
         let Some(mods) = case.piece_mods() else { return stage.run("one call", &mut outs, self.exec) };
         let problem = case.attention().problem(stage.inputs(), outs.outputs()).expect("a good call");
         problem.run_once_with(self.exec, Run::new().mods(&mods)).expect("good functions");
         outs.take("one call")
+    }
+
+    /// A state that takes all keys at once.
+    fn at_once(&self, rng: &mut Rng, wanted: Wanted) -> Results {
+        let (stage, mods) = (Stage::new(rng, self.case, Home::Tensors), self.case.piece_mods());
+        let mut state = self.state(&stage, mods.as_ref(), Workspace::new());
+        let [k, v] = self.case.pushed(rng, 0..self.case.k.shape[2]);
+        state.push(k.view(), v.view()).expect("they fit");
+        let got = self.read(rng, &mut state, wanted);
+        got.check("at once", &Oracle::of(self.case).answer());
+        got
     }
 
     /// One state, read on the way. Keys are pushed, or passed over if no row sees them.

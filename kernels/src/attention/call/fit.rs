@@ -8,9 +8,6 @@ use crate::kv::source::values_fit;
 use crate::tensor::misfit::{Bound, Fault, Misfit, cumulative, same};
 use crate::tensor::rows::MAX_DIM;
 
-/// Name of the ends of lists in messages.
-const END_OF_SELECTED: &str = "selected keys, one past the greatest number of each sequence";
-
 /// Checks that queries, keys and values that are tensors fit together; arguments are their shapes.
 pub fn tensors_fit(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<(), Misfit> {
     same("k", "batch", k[0], q[0], "q")?;
@@ -141,11 +138,7 @@ impl Call<'_> {
         for (index, &got) in selected.q_lens().iter().enumerate() {
             let Sequence { q_len, kv_len, .. } = self.sequence(index);
             same(argument, "rows of a sequence", got, q_len, "q")?;
-            let (end, limit) = (selected.end_of(index), kv_len.div_ceil(selected.unit()));
-            if end > limit {
-                let (bound, of) = (Bound::AtMost, "the units of keys that the sequence has");
-                return Fault::Entry { index, got: end, bound, limit, of }.of(END_OF_SELECTED);
-            }
+            selected.ends_within(index, kv_len)?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 pub(crate) mod build;
 mod fault;
 mod key_list;
+mod part;
 pub(crate) mod top_k;
 
 pub use build::Rectangle;
@@ -195,11 +196,6 @@ impl SelectedKeys {
     /// Number of groups of rows of all sequences.
     pub(crate) fn all_groups(&self) -> usize {
         self.groups.last().copied().unwrap_or(0)
-    }
-
-    /// One past the greatest key that lists of a sequence may name, if it has so many.
-    pub(crate) fn end_of(&self, sequence: usize) -> usize {
-        self.ends[sequence]
     }
 
     /// Largest number of keys of a list, at most.

@@ -111,7 +111,7 @@ impl SelectedKeys {
     }
 
     /// Makes room for a number of units beside those there are.
-    fn reserve(&mut self, units: usize) -> Result<(), SelectionError> {
+    pub(super) fn reserve(&mut self, units: usize) -> Result<(), SelectionError> {
         self.units.try_reserve(units).map_err(|_| SelectionError::Memory { units })
     }
 
@@ -155,7 +155,7 @@ impl SelectedKeys {
     }
 
     /// Clears the lists if they were refused.
-    fn end(&mut self, filled: Result<(), SelectionError>) -> Result<(), SelectionError> {
+    pub(super) fn end(&mut self, filled: Result<(), SelectionError>) -> Result<(), SelectionError> {
         if filled.is_err() {
             self.clear();
         }
