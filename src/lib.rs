@@ -22,7 +22,7 @@
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
 //! | threads other than rayon's, deadlines | [`ThreadPool`], or an [`Executor`] of your own; [`Run`], for [`Problem::run_with`] |
 //! | keys in several parts | [`AttnState`], [`merge`]; on several machines: the module `parts`, with the feature of that name |
-//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]), [`Int4`] or E4M3, keys and values in a [`KvFormat`]; [`widen_latent_e4m3()`] for tokens of other engines; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]); those of a model's layers: [`LayerCaches`] |
+//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]), [`Int4`] or E4M3, keys and values in a [`KvFormat`]; [`widen_latent_e4m3()`] and [`widen_latent_page()`] for tokens of other engines; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]); those of a model's layers: [`LayerCaches`] |
 //! | rows that choose their keys | [`Inputs::selected`] of [`SelectedKeys`], made of starts and numbers or of a [`Rectangle`]; an [`Indexer`] scores keys and selects by [`TopK`], [`top_k()`] by your own scores; [`widen_e4m3()`] |
 //! | reference | [`naive`]: the oracle |
 //! | layers around attention, whole models | the crate `sdpa-layers` |
@@ -59,7 +59,7 @@ mod threads;
 
 pub use attention::Attention;
 pub use backward::{BackwardPlan, BackwardProblem, attention_backward, attention_backward_with};
-pub use cache::{KeyScales, KvCache, SlidingWindow, widen_latent_e4m3};
+pub use cache::{KeyScales, KvCache, SlidingWindow, widen_latent_e4m3, widen_latent_page};
 pub use choosing::e4m3::widen_e4m3;
 pub use choosing::{Indexer, top_k};
 pub use error::Error;

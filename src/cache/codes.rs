@@ -5,7 +5,7 @@ use crate::error::{Error, same};
 use crate::shape::KvShape;
 use sdpa_kernels::{Bf16, CacheFormat, KvFormat, View, e4m3, has_memory};
 
-/// Numbers of a token of [`widen_latent_e4m3`], of those that a scale is for, and of those that are bfloat16.
+/// Numbers of a token of [`widen_latent_e4m3`], those that a scale is for, and those that are bfloat16.
 const CODES: usize = 512;
 const GROUP: usize = 128;
 const ROTARY: usize = 64;
@@ -72,9 +72,9 @@ fn widened(codes: View<'_, u8>, scales: &[f32]) -> Result<Vec<f32>, Error> {
     Ok(all)
 }
 
-/// Widens latent keys of 656 bytes each, as SGLang and FlashMLA store them for DeepSeek's models, to rows of 576: 512 E4M3 codes, four
-/// `f32` scales of 128 codes each, and 64 bfloat16 with the position, all little-endian. The rows are tokens of a latent cache
-/// ([`KvCache::latent`]), of any of its formats.
+/// Widens latent keys of 656 bytes each, as SGLang and FlashMLA store them for DeepSeek's models up to V3.2, to rows of 576: 512 E4M3
+/// codes, four `f32` scales of 128 codes each, and 64 bfloat16 with the position, all little-endian. The rows are tokens of a latent
+/// cache ([`KvCache::latent`]), of any of its formats.
 ///
 /// ```
 /// use sdpa::{KvCache, KvShape, View, widen_latent_e4m3};
@@ -96,14 +96,66 @@ pub fn widen_latent_e4m3(tokens: &[u8], rows: &mut [f32]) -> Result<(), Error> {
     for (token, row) in tokens.chunks_exact(TOKEN).zip(rows.chunks_exact_mut(row)) {
         let (codes, rest) = token.split_at(CODES);
         let (scales, rotary) = rest.split_at(CODES / GROUP * size_of::<f32>());
-        let (latent, end) = row.split_at_mut(CODES);
         let scales = scales.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
-        for ((codes, out), scale) in codes.chunks_exact(GROUP).zip(latent.chunks_exact_mut(GROUP)).zip(scales) {
-            out.iter_mut().zip(codes).for_each(|(x, &code)| *x = e4m3(code).to_f32() * scale);
-        }
-        for (x, &bytes) in end.iter_mut().zip(rotary.as_chunks().0) {
-            *x = Bf16(u16::from_le_bytes(bytes)).to_f32();
-        }
+        widen_token(row, codes.chunks_exact(GROUP).zip(scales), rotary);
     }
     Ok(())
+}
+
+/// Widens a page of latent keys, as SGLang, vLLM and FlashMLA store them for DeepSeek V4, to rows of 512. Each token has 448 E4M3 codes
+/// and 64 little-endian bfloat16 with the position. Behind all tokens of the page, each has seven scales of 64 codes, E8M0 powers of
+/// two (OCP microscaling formats specification 1.0: byte 0 is 2⁻¹²⁷, byte 255 NaN), and a byte that does not count. The rows are
+/// tokens of a latent cache ([`KvCache::latent`]).
+///
+/// Pages are longer where they are padded: give the first 584 bytes for each token that a page has room for. Scales lie behind that
+/// room, filled or not.
+///
+/// ```
+/// use sdpa::{KvCache, KvShape, View, widen_latent_page};
+/// let page = vec![0x38; 64 * 584]; // room for 64 tokens; 10 are there
+/// let mut rows = vec![0.0; 64 * 512];
+/// widen_latent_page(&page, &mut rows)?;
+/// let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 512, value_dim: 512 })?.latent()?;
+/// let k = View::bhld(&rows[..10 * 512], [1, 1, 10, 512])?;
+/// cache.append(k, k)?;
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Mismatch`] if there are not 584 bytes for each row of 512.
+pub fn widen_latent_page(page: &[u8], rows: &mut [f32]) -> Result<(), Error> {
+    const CODES: usize = 448;
+    const SCALED: usize = 64;
+    const NUMBERS: usize = CODES + ROTARY * size_of::<u16>();
+    const SCALES: usize = CODES / SCALED + 1;
+    let row = CODES + ROTARY;
+    let n = rows.len() / row;
+    same("page", "length", page.len(), n * (NUMBERS + SCALES), "the rows (584 bytes for 512 elements)")?;
+    same("rows", "length", rows.len(), n * row, "the page (512 elements for 584 bytes)")?;
+    let (numbers, scales) = page.split_at(n * NUMBERS);
+    let tokens = numbers.chunks_exact(NUMBERS).zip(scales.chunks_exact(SCALES));
+    for ((token, scales), row) in tokens.zip(rows.chunks_exact_mut(row)) {
+        let (codes, rotary) = token.split_at(CODES);
+        widen_token(row, codes.chunks_exact(SCALED).zip(scales.iter().map(|&code| e8m0(code))), rotary);
+    }
+    Ok(())
+}
+
+/// Widens a token: groups of codes, each with its scale, then bfloat16.
+fn widen_token<'a>(row: &mut [f32], groups: impl Iterator<Item = (&'a [u8], f32)>, rotary: &[u8]) {
+    let (latent, end) = row.split_at_mut(row.len() - ROTARY);
+    let codes = groups.flat_map(|(codes, scale)| codes.iter().map(move |&code| e4m3(code).to_f32() * scale));
+    latent.iter_mut().zip(codes).for_each(|(x, widened)| *x = widened);
+    for (x, &bytes) in end.iter_mut().zip(rotary.as_chunks().0) {
+        *x = Bf16(u16::from_le_bytes(bytes)).to_f32();
+    }
+}
+
+/// Returns the power of two of an E8M0 code.
+fn e8m0(code: u8) -> f32 {
+    match code {
+        0 => f32::MIN_POSITIVE / 2.0, // 2⁻¹²⁷
+        255 => f32::NAN,
+        code => f32::from_bits(u32::from(code) << 23),
+    }
 }

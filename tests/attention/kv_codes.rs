@@ -5,7 +5,7 @@ use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, execs, fewer, indices};
 use sdpa::{
     Bf16, BlockTable, CacheFormat, Dtype, Error, Inputs, KvCache, KvFormat, KvShape, PagePool, View, widen_e4m3,
-    widen_latent_e4m3,
+    widen_latent_e4m3, widen_latent_page,
 };
 
 fn number(code: u8) -> f32 {
@@ -142,6 +142,31 @@ fn latent_tokens_of_other_engines_are_read() {
     let refused = widen_latent_e4m3(&token[1..], &mut row).expect_err("a byte less").to_string();
     assert_eq!(refused, "tokens: length is 655, but the rows (656 bytes for 576 elements) has 656");
     assert!(widen_latent_e4m3(&token, &mut row[1..]).is_err());
+}
+
+/// Two tokens of DeepSeek V4: scales lie behind both, and are powers of two with the smallest and NaN as the specification has them.
+#[test]
+fn a_page_of_latent_tokens_is_read_as_other_engines_store_it() {
+    let mut page = vec![0x38; 2 * 448];
+    page.splice(448..448, [0; 128]);
+    page.extend([0; 128]);
+    page[576..][..3].copy_from_slice(&[0x7f, 0x01, 0xc0]);
+    page[576 + 448..][..4].copy_from_slice(&[0x80, 0x3f, 0x81, 0x3f]);
+    page.extend([127, 128, 126, 127, 127, 127, 0, 99]);
+    page.extend([127, 255, 254, 1, 127, 127, 127, 99]);
+    let mut rows = vec![9.0; 2 * 512];
+    widen_latent_page(&page, &mut rows).expect("two tokens");
+    let (first, second) = rows.split_at(512);
+    assert_eq!([first[0], first[63], first[64], first[128], first[447]], [1.0, 1.0, 2.0, 0.5, 2f32.powi(-127)]);
+    assert!(first[448..].iter().all(|&x| x == 0.0));
+    assert!(second[0].is_nan() && second[64..128].iter().all(|x| x.is_nan()));
+    assert_eq!([second[1], second[2], second[3]], [2f32.powi(-9), -2.0, 1.0]);
+    assert_eq!([second[128], second[192], second[256]], [2f32.powi(127), 2f32.powi(-126), 1.0]);
+    assert_eq!([second[448], second[449]], [1.0, f32::from_bits(0x3f81_0000)]);
+    let refused = widen_latent_page(&page[1..], &mut rows).expect_err("a byte less").to_string();
+    assert_eq!(refused, "page: length is 1167, but the rows (584 bytes for 512 elements) has 1168");
+    let refused = widen_latent_page(&page, &mut [0.0; 1025]).expect_err("a number more").to_string();
+    assert_eq!(refused, "rows: length is 1025, but the page (512 elements for 584 bytes) has 1024");
 }
 
 #[test]
