@@ -116,6 +116,24 @@ impl ColumnValues {
         }
     }
 
+    /// Returns true if the values of key `j` in the first `cols` columns are finite, read sixteen at a time; a pair may be called
+    /// infinite for its other key.
+    ///
+    /// # Safety
+    /// There are such values.
+    pub(crate) unsafe fn key_is_finite<S: Simd>(self, s: S, j: usize, cols: usize) -> bool {
+        // SAFETY: the caller guarantees the values, and so the pair's.
+        unsafe {
+            match self {
+                Self::Elements(rows) => finite::all_finite(s, rows.rows_from(j), 1, cols),
+                Self::Pairs(pairs) => {
+                    finite::all_finite(s, Typed::Bf16(pairs.elements(2)).rows_from(j / 2), 1, 2 * cols)
+                }
+                _ => (0..cols).all(|c| self.get(j, c).is_finite()),
+            }
+        }
+    }
+
     /// Returns the rows of elements.
     ///
     /// # Panics

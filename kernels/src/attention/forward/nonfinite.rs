@@ -80,7 +80,10 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         tile: TileSums<'_>,
     ) {
         let width = columns.cols.next_multiple_of(LANES);
-        for (j, c) in (0..self.len).flat_map(|j| (0..columns.cols).map(move |c| (j, c))) {
+        let (s, seen) = (self.task.s, |j| tile.rows.clone().any(|r| is_visible(visible.of_row(r), j)));
+        // SAFETY: `j < len` is a key of the block, which has the columns.
+        let marked = |&j: &usize| seen(j) && unsafe { !columns.values.key_is_finite(s, j, columns.cols) };
+        for (j, c) in (0..self.len).filter(marked).flat_map(|j| (0..columns.cols).map(move |c| (j, c))) {
             // SAFETY: `j < len` is a key of the block, and `c` one of the columns.
             let x = unsafe { columns.values.get(j, c) };
             if x.is_finite() {
