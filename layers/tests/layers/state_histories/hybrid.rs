@@ -133,16 +133,16 @@ impl History {
         can
     }
 
-    /// Takes a step that ends after some layers. All of them if `None`.
-    fn step(&mut self, rng: &mut Rng, b: usize, reached: Option<usize>) {
+    /// Takes a step of all layers, or of all but one.
+    fn step(&mut self, rng: &mut Rng, b: usize, skipped: Option<usize>) {
         let n = rng.pick(&[0, 1, 1, 2, 3, 4, 5, 6, 20]);
         let tokens: Vec<u64> = (0..n).map(|_| rng.bits()).collect();
-        self.said.push_str(&format!(" {n} tokens to {b} in {reached:?}"));
-        for (layer, of) in self.layers.iter().enumerate().take(reached.unwrap_or(usize::MAX)) {
+        self.said.push_str(&format!(" {n} tokens to {b} without {skipped:?}"));
+        for (layer, of) in self.layers.iter().enumerate().filter(|&(layer, _)| Some(layer) != skipped) {
             of.take(self.caches.layer_mut(layer).expect("a layer"), b, &tokens, layer);
             of.take(&mut self.alone[layer], b, &tokens, layer);
         }
-        if reached.is_none() {
+        if skipped.is_none() {
             self.tokens[b].as_mut().expect("it is there").extend(tokens);
         }
     }
@@ -150,6 +150,7 @@ impl History {
     /// Takes back what a step of one sequence has left, in one way or another.
     fn after_a_failed_step(&mut self, rng: &mut Rng, b: usize) {
         let len = self.tokens[b].as_ref().expect("it is there").len();
+        assert_eq!(self.caches.len(b), Ok(len), "{}: one layer has no more", self.said);
         if rng.below(2) == 0 {
             self.said.push_str(" roll back");
             self.caches.roll_back().expect("each layer has had one call");
@@ -250,8 +251,8 @@ impl History {
         match rng.below(16) {
             0..5 => self.step(rng, b, None),
             5 | 6 => {
-                let reached = rng.below(self.layers.len());
-                self.step(rng, b, Some(reached));
+                let skipped = rng.below(self.layers.len());
+                self.step(rng, b, Some(skipped));
                 self.after_a_failed_step(rng, b);
             }
             7..10 => self.truncate(rng, b),
