@@ -2,6 +2,11 @@
 
 #[path = "../../tests/fuzz/mod.rs"]
 mod fuzzer;
+mod layers;
+#[path = "../../layers/tests/layers/linear_attention_support/mod.rs"]
+mod linear_attention_support;
+#[path = "../../tests/support/mod.rs"]
+mod support;
 
 use fuzzer::{KINDS, Kind, bits};
 use std::ops::Range;
@@ -53,7 +58,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Args>, String>
         }
         let value = args.next().ok_or_else(|| format!("{name}: a value is missing"))?;
         if name == "--kind" {
-            let kind = KINDS.iter().find(|kind| kind.name == value);
+            let kind = kinds().find(|kind| kind.name == value);
             parsed.kind = Some(kind.ok_or_else(|| format!("{name}: {value}: no such kind; --help lists them"))?);
             continue;
         }
@@ -75,7 +80,7 @@ fn main() -> ExitCode {
     let args = match parse(std::env::args().skip(1)) {
         Ok(Some(args)) => args,
         Ok(None) => {
-            println!("{HELP}{}", KINDS.each_ref().map(|kind| kind.name).join(", "));
+            println!("{HELP}{}", kinds().map(|kind| kind.name).collect::<Vec<_>>().join(", "));
             return ExitCode::SUCCESS;
         }
         Err(e) => {
@@ -88,9 +93,14 @@ fn main() -> ExitCode {
         print_bits(&args, per);
         return ExitCode::SUCCESS;
     }
-    let kinds = KINDS.iter().filter(|kind| args.kind.is_none_or(|of| of.name == kind.name));
+    let kinds = kinds().filter(|kind| args.kind.is_none_or(|of| of.name == kind.name));
     let wrong: u64 = kinds.map(|kind| run(kind, &args)).sum();
     if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Every kind there is, of `sdpa` and of its layers.
+fn kinds() -> impl Iterator<Item = &'static Kind> {
+    KINDS.iter().chain(&layers::KINDS)
 }
 
 /// How many cases of a kind went wrong.

@@ -1,5 +1,8 @@
 //! Caches of all layers of a model whose layers are of two kinds: attention, and linear attention.
 
+#[cfg(feature = "safetensors")]
+mod file;
+
 use crate::error::{at_most, same};
 use crate::linear_attention::StateCache;
 use sdpa::{Error, KvCache};
@@ -34,6 +37,8 @@ macro_rules! either {
         }
     };
 }
+#[cfg(feature = "safetensors")]
+use either;
 
 /// Caches of all layers of a hybrid model, such as Qwen3-Next or Kimi Linear, which have the same sequences: rolled back and
 /// forked together, all or none. A model of attention alone has [`LayerCaches`](sdpa::LayerCaches).

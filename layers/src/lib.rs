@@ -37,12 +37,16 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bert;
+#[cfg(feature = "safetensors")]
+mod cache_file;
 mod compute;
 mod decoder;
 mod dictionary;
 mod embedding;
 mod error;
 mod feed_forward;
+#[cfg(feature = "safetensors")]
+mod file_length;
 mod hybrid_caches;
 mod layer_input;
 mod linear;

@@ -2,8 +2,6 @@
 
 mod error;
 #[cfg(feature = "safetensors")]
-mod file_length;
-#[cfg(feature = "safetensors")]
 mod json;
 #[cfg(feature = "safetensors")]
 mod safetensors;

@@ -42,6 +42,8 @@
 //! | trees | trees of drafted tokens | the oracle on each path; what is accepted, from tensors |
 //! | zeros | sizes of 0, 1 and 2 | as attention and gradients; every element is written |
 //!
+//! `fuzz/src/layers.rs` lists kinds of `sdpa-layers`, which the program in `fuzz/` makes, too.
+//!
 //! `bits.rs` makes calls of these kinds without checking them, for hashes of what they write.
 //!
 //! Tensors lie flush against pages without access, and every byte around their elements is 0xff, which is NaN.
@@ -74,6 +76,8 @@ mod unruly;
 
 #[allow(unused_imports, reason = "for `fuzz/targets`")]
 pub(crate) use kinds::imports::import;
+#[allow(unused_imports, reason = "for kinds of `fuzz/src`")]
+pub(crate) use kinds::kind;
 pub(crate) use kinds::{KINDS, Kind};
 pub(crate) use memory::watch;
 #[allow(unused_imports, reason = "for `fuzz/targets`")]

@@ -50,6 +50,8 @@ const ROOT: Rooms = &[
 
 const LAYERS: Rooms = &[
     "error",
+    "file_length",
+    "cache_file",
     "share",
     "compute",
     "sequences",

@@ -4,6 +4,9 @@
 //! before it. A token reads the first slot and writes the next one; then the ring is turned. Going back turns it the other way.
 //! Forks share slots, since no call writes the slot that it begins with; one that it writes is replaced first if it is shared.
 
+#[cfg(feature = "safetensors")]
+mod file;
+
 use super::LinearState;
 use super::state::StateShape;
 use crate::error::{self, LONGEST_DIM, at_least, at_most, same, zeros};

@@ -1,7 +1,7 @@
 //! Weights from safetensors files.
 
-use super::file_length::expected_length;
 use super::{ModelError, Tensor, TensorSource};
+use crate::file_length::expected_length;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors};
 

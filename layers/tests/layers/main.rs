@@ -33,6 +33,7 @@ mod minilm_layer;
 mod mistakes;
 mod norms;
 mod state_cache;
+mod state_files;
 mod state_histories;
 mod torch_layers;
 mod transformer;

@@ -98,7 +98,7 @@ pub(crate) static KINDS: [Kind; 38] = [
     kind("zeros", 100, zeros::check),
 ];
 
-const fn kind(name: &'static str, few: u64, check: fn(&mut Rng)) -> Kind {
+pub(crate) const fn kind(name: &'static str, few: u64, check: fn(&mut Rng)) -> Kind {
     Kind { name, few, check }
 }
 
