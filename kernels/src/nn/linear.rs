@@ -188,7 +188,7 @@ impl<'a> Product<'a> {
         let range = panel..weights.panels().min(panel + task_panels);
         // SAFETY: row `first` of `out`, which has `outputs` columns, exists.
         let out = unsafe { self.out.add(first * weights.outputs) };
-        if let Some(parts) = weights.parts.as_ref().filter(|_| s.has_matrix_unit()) {
+        if let Some(parts) = weights.parts.as_ref().filter(|_| const { S::MAY_HAVE_UNIT } && s.has_matrix_unit()) {
             let &Packed { inputs, outputs, activation, ref bias, .. } = weights;
             let (x, bias) = (&x[first * inputs..][..here * inputs], bias.floats());
             // SAFETY: rows `first..` and the columns of these panels are this task's part of `out`.

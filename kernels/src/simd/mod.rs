@@ -22,7 +22,9 @@
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.
 
 pub(crate) use crate::simd::level::{FIRST, Level, NO_LEVEL, SECOND, SECOND_OR_NONE};
-pub(crate) use crate::simd::numbers::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, SHIFT, TWO_TO_MINUS_64};
+pub(crate) use crate::simd::numbers::{
+    F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, QUIET_NAN, SHIFT, TWO_TO_MINUS_64, quiet,
+};
 pub(crate) use crate::simd::pairs::Bf16x2;
 pub(crate) use crate::simd::quads::{Half, Lower, Query4, Upper, Words4};
 pub(crate) use crate::simd::vector::{FOUR, Vector};
@@ -49,15 +51,6 @@ pub(crate) mod vector;
 pub(crate) mod width;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
-
-/// The only NaN that results are written with, whatever payload arithmetic left.
-pub(crate) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
-
-/// Returns a number as it is written: any NaN as [`QUIET_NAN`].
-#[inline(always)]
-pub(crate) fn quiet(x: f32) -> f32 {
-    if x.is_nan() { QUIET_NAN } else { x }
-}
 
 /// Size of the usual page. With larger ones, a few more lines than necessary are prefetched into the first-level cache.
 const PAGE_BYTES: usize = 4096;
@@ -95,6 +88,11 @@ pub(crate) unsafe trait Simd: Vector {
     /// Power of two by which the second factor of [`Self::one_plus_scaled`] is multiplied beforehand, in its polynomial: exact, and
     /// no bits depend on it.
     const FACTOR_UNIT: f32 = 1.0;
+
+    /// True if a machine with this instruction set may have dot products of bfloat16 pairs: [`Self::has_bf16_dot`].
+    const MAY_HAVE_BF16_DOT: bool = false;
+    /// True if one may have a matrix unit: [`Self::has_matrix_unit`].
+    const MAY_HAVE_UNIT: bool = cfg!(matrix_unit_model);
 
     /// Returns vectors of half the lanes, for code in the same [`Self::vectorize`], if one takes half the time of a whole
     /// one.

@@ -38,3 +38,12 @@ pub(crate) const F16_BIAS: u32 = (127 - 15) << 23;
 /// 2⁻²⁴, the unit of subnormal `f16`, and of an `f32` from 0.5 to 1: adding 0.5 to such a number rounds it as `f16`
 /// does.
 pub(crate) const F16_UNIT: f32 = f32::from_bits((127 - 24) << 23);
+
+/// The only NaN that results are written with, whatever payload arithmetic left.
+pub(crate) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
+
+/// Returns a number as it is written: any NaN as [`QUIET_NAN`].
+#[inline(always)]
+pub(crate) fn quiet(x: f32) -> f32 {
+    if x.is_nan() { QUIET_NAN } else { x }
+}

@@ -49,7 +49,7 @@ impl<S: Simd> Column<'_, S> {
         let source = KeySource { keys: &rows, values: &of_values };
         let as_keys = KeysToPack { source, keys: 0..len, all: len, head_dim: value_dim, packing: Packing::Needed };
         let as_values = to_pack(keys, of_keys, NonFinite::Handled);
-        by_arithmetic!(self.bound.products.keys, |A| {
+        by_arithmetic!(S: self.bound.products.keys, |A| {
             // SAFETY: the caller guarantees the rows.
             let (values, keys) =
                 unsafe { (A::pack_keys(s, as_keys, packed.values), A::pack_values(s, as_values, packed.keys)) };
@@ -71,7 +71,7 @@ impl<S: Simd> Column<'_, S> {
         let (s, head_dim, rows) = (task.s, task.tiling.value_dim, rows_of(task));
         let (dtype, mut at) = (self.pass.saved.d_out.dtype(), [core::ptr::null(); MAX_ROW_BLOCK]);
         if let ColumnOperands::Packed { .. } = keys.operands {
-            by_arithmetic!(task.products.keys, |A| {
+            by_arithmetic!(S: task.products.keys, |A| {
                 let floats = A::query_floats(head_dim);
                 for (n, to) in own.packed.d_out.chunks_exact_mut(floats).take(rows).enumerate() {
                     let (row, basis) = (tile.d_out.row(n), Basis::Channels);
@@ -104,7 +104,7 @@ impl<S: Simd> Column<'_, S> {
                     RunKeys { keys: values, later: None },
                 );
                 // SAFETY: rows are stored; the caller guarantees the column's values, which are packed, one panel after the other.
-                by_arithmetic!(task.products.keys, |A| unsafe { A::scores(s, run, queries, keys) });
+                by_arithmetic!(S: task.products.keys, |A| unsafe { A::scores(s, run, queries, keys) });
             }
         }
     }
@@ -138,7 +138,7 @@ impl<S: Simd> Column<'_, S> {
         let keys = keys.start / LANES * LANES..keys.end.next_multiple_of(LANES);
         let block = Transposed { weights, rows: rows_of(task), keys, x, cols };
         // SAFETY: the rows are the task's.
-        by_arithmetic!(task.products.keys, |A| unsafe { add_transposed::<S, A>(s, block, packed, sums, prefetch) });
+        by_arithmetic!(S: task.products.keys, |A| unsafe { add_transposed::<S, A>(s, block, packed, sums, prefetch) });
     }
 
     /// Adds the gradients of the row block's queries, without the scale.
@@ -166,7 +166,7 @@ impl<S: Simd> Column<'_, S> {
                 return unsafe { Floats::sums(s, &mut sums, ColumnValues::Elements(rows)) };
             }
         };
-        by_arithmetic!(task.products.keys, |A| {
+        by_arithmetic!(S: task.products.keys, |A| {
             let tile_rows = tile.spans.tile_rows();
             for (n, spans) in tile.spans.chunks(A::ROW_BLOCK / tile_rows).enumerate() {
                 let (first, spans) = (n * A::ROW_BLOCK, Spans::of(spans, tile_rows));

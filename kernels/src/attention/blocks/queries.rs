@@ -29,7 +29,7 @@ impl<'r> Queries<'r> {
     /// Returns where the rows are. Those that cannot be read where they lie are stored in the regions' memory for queries,
     /// unless they are there already.
     pub(crate) fn of<S: Simd>(task: &AttentionTask<'_, S>, regions: &mut Regions<'r>) -> Self {
-        if by_arithmetic!(task.products.keys, |A| A::READS_QUERIES)
+        if by_arithmetic!(S: task.products.keys, |A| A::READS_QUERIES)
             && let Tensor::F32(q) = &task.call.q
             && are_readable_in_place(q)
         {
@@ -37,7 +37,7 @@ impl<'r> Queries<'r> {
         }
         let stored = core::mem::take(&mut regions.queries);
         if regions.query_memory == QueryMemory::Free {
-            by_arithmetic!(task.products.keys, |A| store::<S, A>(task, regions.scores, stored));
+            by_arithmetic!(S: task.products.keys, |A| store::<S, A>(task, regions.scores, stored));
         }
         Queries::Stored(stored)
     }

@@ -54,7 +54,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             })
         });
         let bias = bias.as_ref().map(|rows| by_type!(Typed => Typed, rows, |rows| &rows[..]));
-        by_arithmetic!(self.task.products.keys, |A| self.compute_qk::<A>(row_block.clone(), bias));
+        by_arithmetic!(S: self.task.products.keys, |A| self.compute_qk::<A>(row_block.clone(), bias));
         if let Keys::E4m3 { scales, .. } = self.keys {
             // SAFETY: the scales are the block's.
             let scales = unsafe { &*scales };

@@ -145,7 +145,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                 };
                 let exact = block.take_exact_weights(row_block.clone(), &mut exact_weights);
                 // SAFETY: rows that end were prepared just now.
-                by_arithmetic!(self.products.values, |A| unsafe { block.accumulate_pv::<A>(mode, row_block.clone()) });
+                by_arithmetic!(S: self.products.values, |A| unsafe { block.accumulate_pv::<A>(mode, row_block.clone()) });
                 block.add_exact(exact, row_block);
                 if let PvMode::Ending(ends) = mode {
                     debug_assert!(self.products.row_block() == MAX_ROW_BLOCK, "floats end rows");
@@ -165,8 +165,8 @@ impl<S: Simd> AttentionTask<'_, S> {
     fn scaling(&self) -> Scaling {
         let (options, scale) = (&self.call.options, self.call.scale);
         // Keys of integers are multiplied by queries that have the scale already.
-        let of_keys = by_arithmetic!(self.products.keys, |A| A::SCALES_IN_SOFTMAX);
-        let by_softmax = of_keys && by_arithmetic!(self.products.weights, |A| A::SCALES_IN_SOFTMAX);
+        let of_keys = by_arithmetic!(S: self.products.keys, |A| A::SCALES_IN_SOFTMAX);
+        let by_softmax = of_keys && by_arithmetic!(S: self.products.weights, |A| A::SCALES_IN_SOFTMAX);
         let changed =
             options.softcap.is_some() || options.bias.is_some() || options.alibi.is_some() || self.given.score;
         let written = self.outputs.points.iter().any(Option::is_some);
@@ -208,7 +208,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let state = SoftmaxState { max, sum, rescale_prev, rescale_block };
         let block = ScoreBlock { scores, spans: self.spans, rows: row_block.len() };
         let [_, factor] = self.scaling.factors(self.task.call.scale);
-        by_arithmetic!(self.task.products.weights, |A| A::softmax(self.task.s, block, factor, state));
+        by_arithmetic!(S: self.task.products.weights, |A| A::softmax(self.task.s, block, factor, state));
         visible_keys
     }
 

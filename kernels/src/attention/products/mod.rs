@@ -32,38 +32,50 @@ pub(crate) mod qk_many;
 pub(crate) mod score_run;
 mod tiles;
 
-/// Evaluates an expression with the type of an [`Arithmetic`].
+/// Evaluates an expression with the type of an [`Arithmetic`]; after `S:`, of one that the instruction set `S` may have: others are not
+/// compiled for it.
 macro_rules! by_arithmetic {
+    ($S:ident: $arithmetic:expr, |$A:ident| $work:expr) => {
+        by_arithmetic!(@match [const { $S::MAY_HAVE_BF16_DOT }, const { $S::MAY_HAVE_UNIT }], $arithmetic, |$A| $work)
+    };
     ($arithmetic:expr, |$A:ident| $work:expr) => {
+        by_arithmetic!(@match [true, true], $arithmetic, |$A| $work)
+    };
+    (@match [$pairs:expr, $unit:expr], $arithmetic:expr, |$A:ident| $work:expr) => {
         match $arithmetic {
             $crate::attention::products::multiply::Arithmetic::Floats => {
-                type $A = $crate::matmul::operands::Floats;
-                $work
+                by_arithmetic!(@arm true, $A = $crate::matmul::operands::Floats, $work)
             }
             $crate::attention::products::multiply::Arithmetic::Bf16Pairs => {
-                type $A = $crate::matmul::operands::Bf16Pairs;
-                $work
+                by_arithmetic!(@arm $pairs, $A = $crate::matmul::operands::Bf16Pairs, $work)
             }
             $crate::attention::products::multiply::Arithmetic::Int8 => {
-                type $A = $crate::matmul::operands::Int8Fours;
-                $work
+                by_arithmetic!(@arm true, $A = $crate::matmul::operands::Int8Fours, $work)
             }
             $crate::attention::products::multiply::Arithmetic::Int8Tiles => {
-                type $A = $crate::attention::products::int8_tiles::Int8Tiles;
-                $work
+                by_arithmetic!(@arm $unit, $A = $crate::attention::products::int8_tiles::Int8Tiles, $work)
             }
             $crate::attention::products::multiply::Arithmetic::Int4 => {
-                type $A = $crate::matmul::operands::Int4Fours;
-                $work
+                by_arithmetic!(@arm true, $A = $crate::matmul::operands::Int4Fours, $work)
             }
             $crate::attention::products::multiply::Arithmetic::Bf16Tiles => {
-                type $A = $crate::attention::products::bf16_tiles::Bf16Tiles<1>;
-                $work
+                by_arithmetic!(@arm $unit, $A = $crate::attention::products::bf16_tiles::Bf16Tiles<1>, $work)
             }
             $crate::attention::products::multiply::Arithmetic::PartTiles => {
-                type $A = $crate::attention::products::bf16_tiles::Bf16Tiles<3>;
-                $work
+                by_arithmetic!(@arm $unit, $A = $crate::attention::products::bf16_tiles::Bf16Tiles<3>, $work)
             }
+        }
+    };
+    (@arm true, $A:ident = $of:ty, $work:expr) => {{
+        type $A = $of;
+        $work
+    }};
+    (@arm $may:expr, $A:ident = $of:ty, $work:expr) => {
+        if $may {
+            type $A = $of;
+            $work
+        } else {
+            unreachable!("an arithmetic of another instruction set")
         }
     };
 }
@@ -95,7 +107,7 @@ impl Products {
             (None, _) => Arithmetic::Int8,
         });
         // One span describes the rows of both, and one row block.
-        let rows = |arithmetic| by_arithmetic!(arithmetic, |A| (A::tile_rows::<S>(), A::ROW_BLOCK));
+        let rows = |arithmetic| by_arithmetic!(S: arithmetic, |A| (A::tile_rows::<S>(), A::ROW_BLOCK));
         let alike = rows(keys) == rows(values);
         let [keys, values] = [keys, values].map(|own| if alike { own } else { own.without_unit() });
         let kept = !given.weight && call.options.dropout.is_none();
@@ -114,7 +126,7 @@ impl Products {
     /// Returns the number of rows of a tile.
     #[inline(always)]
     pub(crate) fn tile_rows<S: Simd>(self) -> usize {
-        by_arithmetic!(self.keys, |A| A::tile_rows::<S>())
+        by_arithmetic!(S: self.keys, |A| A::tile_rows::<S>())
     }
 
     /// Returns the largest number of bfloat16 [parts](crate::matmul::bf16_parts) of an operand; 0 if operands have none.

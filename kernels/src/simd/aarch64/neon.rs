@@ -113,6 +113,7 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
     const DOT_VECS: usize = 1;
 
     const FUSED: bool = true;
+    const MAY_HAVE_BF16_DOT: bool = true;
     // Exponents and sums of one panel, constants, running sums and maxima: 31 of 32 registers.
     const BEGINS_AHEAD: bool = false;
     const FACTOR_UNIT: f32 = TWO_TO_MINUS_64;

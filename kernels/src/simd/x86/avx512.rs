@@ -117,6 +117,8 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
 
     const FUSED: bool = true;
     const MAY_HAVE_LARGE_L1: bool = true;
+    const MAY_HAVE_BF16_DOT: bool = true;
+    const MAY_HAVE_UNIT: bool = true;
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
