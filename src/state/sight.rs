@@ -9,7 +9,8 @@ use sdpa_kernels::{BlockPosition, Causality, KEY_BLOCK, Visible};
 impl AttnState<'_> {
     /// Returns true if some row may see some of these keys, counted from the first of all; false only if causal rule,
     /// window and key lengths hide them all from every row, or the mask does, or the classes of the mask function
-    /// ([`MaskMod::class`](crate::MaskMod::class)), or if no list of selected keys names one. Biases and score functions are not asked, nor rules by positions of keys.
+    /// ([`MaskMod::class`](crate::MaskMod::class)), or if no list of selected keys names one. Biases and score functions are not asked,
+    /// nor rules by positions of keys.
     ///
     /// ```
     /// use sdpa::{Alignment, Attention, AttnState, Exec, KvShape, View};

@@ -220,6 +220,9 @@ fn notes_say_why() {
     if narrowest != Isa::detect() {
         expected.insert(0, "portable as set");
     }
+    if narrowest.matrix_unit().is_ok() {
+        expected.push("the matrix unit multiplies");
+    }
     assert_eq!(e.notes.len(), expected.len(), "{:?}", e.notes);
     for (note, expected) in e.notes.iter().zip(expected) {
         assert!(note.starts_with(expected), "{note:?} for {expected:?}");

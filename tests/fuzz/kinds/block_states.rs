@@ -162,7 +162,7 @@ fn sizes_of_states(rng: &mut Rng) {
         return;
     }
     let Ok(mut states) = RowStates::new(shape) else {
-        let huge = shape.iter().any(|&n| n > 1 << 40);
+        let huge = shape.iter().any(|&n| n as u64 > 1 << 40);
         assert!(floats >= 1 << 50 || dv == 0 || huge, "{shape:?} is refused");
         return;
     };
