@@ -19,8 +19,8 @@ use waiting::Waiting;
 ///
 /// However the keys are divided, the result has the bits of one call over all keys: keys that do not fill a block of
 /// 256 are copied and wait until it is full. States over different keys can be merged. Rows that select keys
-/// ([`Inputs::selected`](crate::Inputs::selected)) have the same bits however the keys are divided, and the numbers of one call up to
-/// rounding: sums are taken over the selected keys of each 256.
+/// ([`Inputs::selected`](crate::Inputs::selected)) have the same bits however the keys are divided, and the numbers of one
+/// call up to rounding: sums are taken over the selected keys of each 256.
 ///
 /// Position-dependent rules need [`Alignment::TopLeft`](crate::Alignment::TopLeft),
 /// [`Alignment::Offset`](crate::Alignment::Offset), or positions of rows and keys, because the final number of keys is not known.
@@ -72,7 +72,8 @@ impl<'a> AttnState<'a> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] if they do not fit q or each other, [`Error::Range`] if a bias or mask has no columns for
-    /// them, or they have no positions; the state is then unchanged.
+    /// them, or they have no positions; the state is then unchanged. [`Error::Selection`] if there is no memory for the lists of
+    /// selected keys: [`Self::len`] then says how many keys count.
     pub fn push<'k>(&mut self, k: impl Into<Tensor<'k>>, v: impl Into<Tensor<'k>>) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
         let n = self.call.check_keys([k, v], self.first + self.len())?;
@@ -104,7 +105,8 @@ impl<'a> AttnState<'a> {
         }
         let (k, v) = (std::mem::take(&mut self.waiting_k), std::mem::take(&mut self.waiting_v));
         let done = self.accumulate(Some([k.first(KEY_BLOCK)?, v.first(KEY_BLOCK)?]));
-        (self.waiting_k, self.waiting_v, self.waiting) = (k, v, 0);
+        (self.waiting_k, self.waiting_v) = (k, v);
+        self.waiting = if done.is_ok() { 0 } else { self.waiting - n };
         done
     }
 
@@ -123,8 +125,8 @@ impl<'a> AttnState<'a> {
     /// Writes the result for the keys so far; more keys may be pushed afterwards.
     ///
     /// # Errors
-    /// As [`Attention::problem`](crate::Attention::problem), for the outputs; [`Error::Needs`] for scores and key weight sums, which a state
-    /// cannot give.
+    /// As [`Attention::problem`](crate::Attention::problem), for the outputs; [`Error::Needs`] for scores and key weight sums, which a
+    /// state cannot give; [`Error::Selection`] if there is no memory for lists of selected keys.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
         // Work on a copy: views of the state are exclusive, and reading must leave it unchanged.
         self.write(&mut self.parts.clone(), &mut Workspace::new(), outputs)

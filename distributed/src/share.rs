@@ -4,7 +4,7 @@ use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::sequences::Sequences;
 use core::ops::Range;
-use sdpa::{Alignment, Attention, Inputs, Outputs, Tensor};
+use sdpa::{Alignment, Attention, Inputs, Outputs, Tensor, parts::Datum};
 
 /// Share of a rank in a call: stretches of query rows (it wants their results), and stretches of keys and values, which
 /// all ranks see. There may be any number of either, in any order, of any lengths.
@@ -143,7 +143,11 @@ pub(crate) fn of_rows(first: usize, inputs: &Inputs<'_>, attention: &Attention) 
     let rows = positions(first, inputs.queries().shape()[2])?;
     let mut description = Description { rows: vec![rows], ..Description::default() };
     of_queries(inputs, &mut description)?;
-    description.options(inputs.options());
+    let options = inputs.options();
+    if options.iter().any(|(what, value)| *what == "selected keys" && *value != Datum::default()) {
+        return Err(sdpa::Error::Needs { argument: "selected keys", needs: "a call on one machine" });
+    }
+    description.options(options);
     match (inputs.ragged_ends(), inputs.key_lens(), attention.alignment()) {
         (Some([rows, keys]), ..) => description.sequences = Sequences::of(rows, keys)?.ends().to_vec(),
         (None, Some(lens), Some(Alignment::BottomRight)) if lens.iter().any(|&len| len != lens[0]) => {
@@ -176,4 +180,20 @@ pub(crate) fn positions(first: usize, n: usize) -> Result<Range<usize>, sdpa::Er
     let end = first.checked_add(n).filter(|&end| end <= isize::MAX as usize);
     let too_large = sdpa::Error::TooLarge { what: "positions of a stretch", sizes: [first, n, 1, 1] };
     end.map(|end| first..end).ok_or(too_large)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sdpa::{SelectedKeys, View};
+
+    #[test]
+    fn rows_that_select_keys_are_refused() {
+        let (x, selected) = ([0.0f32; 8], SelectedKeys::new());
+        let x = View::bhld(&x, [1, 1, 1, 8]).expect("a view");
+        let inputs = Inputs::new(x, x, x);
+        assert!(of_rows(0, &inputs, &Attention::new()).is_ok());
+        let refused = of_rows(0, &inputs.selected(&selected), &Attention::new()).err();
+        assert!(matches!(refused, Some(sdpa::Error::Needs { argument: "selected keys", .. })), "{refused:?}");
+    }
 }

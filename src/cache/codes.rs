@@ -5,12 +5,8 @@ use crate::error::{Error, same};
 use crate::shape::KvShape;
 use sdpa_kernels::{Bf16, CacheFormat, KvFormat, View, e4m3, has_memory};
 
-/// Numbers of a token of [`widen_latent_e4m3`], those that a scale is for, and those that are bfloat16.
-const CODES: usize = 512;
-const GROUP: usize = 128;
+/// Bfloat16 with the position, at the end of a latent token.
 const ROTARY: usize = 64;
-/// Bytes of such a token: codes, scales, bfloat16.
-const TOKEN: usize = CODES + CODES / GROUP * size_of::<f32>() + ROTARY * size_of::<u16>();
 
 impl KvCache {
     /// Appends tokens whose keys `[1, kv_heads, n, head_dim]` and values `[1, kv_heads, n, value_dim]` are E4M3 codes with the scales
@@ -72,9 +68,9 @@ fn widened(codes: View<'_, u8>, scales: &[f32]) -> Result<Vec<f32>, Error> {
     Ok(all)
 }
 
-/// Widens latent keys of 656 bytes each, as SGLang and FlashMLA store them for DeepSeek's models up to V3.2, to rows of 576: 512 E4M3
-/// codes, four `f32` scales of 128 codes each, and 64 bfloat16 with the position, all little-endian. The rows are tokens of a latent
-/// cache ([`KvCache::latent`]), of any of its formats.
+/// Widens latent keys of 656 bytes each, as SGLang and FlashMLA store them for DeepSeek's models up to V3.2, to rows of 576: 512
+/// E4M3 codes, four `f32` scales of 128 codes each, and 64 bfloat16 with the position, all little-endian. The rows are tokens of
+/// a latent cache ([`KvCache::latent`]), of any of its formats.
 ///
 /// ```
 /// use sdpa::{KvCache, KvShape, View, widen_latent_e4m3};
@@ -90,6 +86,9 @@ fn widened(codes: View<'_, u8>, scales: &[f32]) -> Result<Vec<f32>, Error> {
 /// # Errors
 /// [`Error::Mismatch`] if there are not 656 bytes for each row of 576.
 pub fn widen_latent_e4m3(tokens: &[u8], rows: &mut [f32]) -> Result<(), Error> {
+    const CODES: usize = 512;
+    const GROUP: usize = 128;
+    const TOKEN: usize = CODES + CODES / GROUP * size_of::<f32>() + ROTARY * size_of::<u16>();
     let row = CODES + ROTARY;
     same("tokens", "length", tokens.len(), rows.len() / row * TOKEN, "the rows (656 bytes for 576 elements)")?;
     same("rows", "length", rows.len(), tokens.len() / TOKEN * row, "the tokens (576 elements for 656 bytes)")?;
@@ -102,13 +101,13 @@ pub fn widen_latent_e4m3(tokens: &[u8], rows: &mut [f32]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Widens a page of latent keys, as SGLang, vLLM and FlashMLA store them for DeepSeek V4, to rows of 512. Each token has 448 E4M3 codes
-/// and 64 little-endian bfloat16 with the position. Behind all tokens of the page, each has seven scales of 64 codes, E8M0 powers of
-/// two (OCP microscaling formats specification 1.0: byte 0 is 2⁻¹²⁷, byte 255 NaN), and a byte that does not count. The rows are
-/// tokens of a latent cache ([`KvCache::latent`]).
+/// Widens a page of latent keys, as SGLang, vLLM and FlashMLA store them for DeepSeek V4, to rows of 512. Each token has 448 E4M3
+/// codes and 64 little-endian bfloat16 with the position. Behind all tokens of the page, each has seven scales of 64 codes, E8M0
+/// powers of two (OCP microscaling formats specification 1.0: byte 0 is 2⁻¹²⁷, byte 255 NaN), and a byte that does not count. The
+/// rows are tokens of a latent cache ([`KvCache::latent`]).
 ///
-/// Pages are longer where they are padded: give the first 584 bytes for each token that a page has room for. Scales lie behind that
-/// room, filled or not.
+/// Pages are longer where they are padded: give the first 584 bytes for each token that a page has room for. Scales lie
+/// behind that room, filled or not. Products beyond `f32` are infinite.
 ///
 /// ```
 /// use sdpa::{KvCache, KvShape, View, widen_latent_page};
@@ -125,9 +124,9 @@ pub fn widen_latent_e4m3(tokens: &[u8], rows: &mut [f32]) -> Result<(), Error> {
 /// [`Error::Mismatch`] if there are not 584 bytes for each row of 512.
 pub fn widen_latent_page(page: &[u8], rows: &mut [f32]) -> Result<(), Error> {
     const CODES: usize = 448;
-    const SCALED: usize = 64;
+    const GROUP: usize = 64;
     const NUMBERS: usize = CODES + ROTARY * size_of::<u16>();
-    const SCALES: usize = CODES / SCALED + 1;
+    const SCALES: usize = CODES / GROUP + 1;
     let row = CODES + ROTARY;
     let n = rows.len() / row;
     same("page", "length", page.len(), n * (NUMBERS + SCALES), "the rows (584 bytes for 512 elements)")?;
@@ -136,7 +135,7 @@ pub fn widen_latent_page(page: &[u8], rows: &mut [f32]) -> Result<(), Error> {
     let tokens = numbers.chunks_exact(NUMBERS).zip(scales.chunks_exact(SCALES));
     for ((token, scales), row) in tokens.zip(rows.chunks_exact_mut(row)) {
         let (codes, rotary) = token.split_at(CODES);
-        widen_token(row, codes.chunks_exact(SCALED).zip(scales.iter().map(|&code| e8m0(code))), rotary);
+        widen_token(row, codes.chunks_exact(GROUP).zip(scales.iter().map(|&code| e8m0(code))), rotary);
     }
     Ok(())
 }

@@ -10,7 +10,8 @@ pub(crate) const SELECTED: &str = "selected keys";
 
 impl<'a> Inputs<'a> {
     /// Returns inputs over tensors of some query heads and of the key/value heads that these share, with the options of these
-    /// inputs, cut to `heads` where they differ from head to head.
+    /// inputs, cut to `heads` where they differ from head to head. Lists of selected keys are not cut: give none, or lists that all
+    /// heads share.
     ///
     /// ```
     /// use sdpa::{Inputs, View, parts::Datum};

@@ -47,7 +47,7 @@ impl Attention {
 
 impl Inputs<'_> {
     /// Returns the options that inputs can have, each with its name: to compare the inputs of parts of one call. Of biases and
-    /// masks the kind and the columns alone are told.
+    /// masks the kind and the columns alone are told, of lists of selected keys that there are some.
     ///
     /// ```
     /// use sdpa::{Inputs, View, parts::Datum};
@@ -70,8 +70,7 @@ impl Inputs<'_> {
             sequences,
             row_positions,
             key_positions,
-            // No part takes them.
-            selected: _,
+            selected,
             q: _,
             source: _,
         } = *self;
@@ -95,6 +94,7 @@ impl Inputs<'_> {
             ("alibi slopes", alibi.into()),
             ("sinks", sinks.into()),
             ("kv_lens", kv_lens.into()),
+            ("selected keys", selected.map(|_| "selected").into()),
             ("ragged q", ragged.map(|ragged| ragged.q).into()),
             ("ragged k", ragged.and_then(|ragged| ragged.k).into()),
             ("row positions", row_positions.into()),
@@ -107,7 +107,7 @@ impl Inputs<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sdpa_kernels::{Precision, View, Window};
+    use sdpa_kernels::{Precision, SelectedKeys, View, Window};
 
     /// Names of what differs.
     fn differing(a: Vec<(&'static str, Datum)>, b: Vec<(&'static str, Datum)>) -> Vec<&'static str> {
@@ -151,6 +151,7 @@ mod tests {
         let q = View::bhld(&x, [1, 1, 2, 8]).expect("a view");
         let none = Inputs::new(q, q, q);
         let all = none.bias(view(2)).mask(Mask::keep(mask(2)));
+        let selected = SelectedKeys::new();
         let others = [
             (all.bias(view(1)), vec!["bias columns"]),
             (all.bias_suffix(view(2)), vec!["bias covers"]),
@@ -167,6 +168,7 @@ mod tests {
             (all.row_positions(&positions), vec!["row positions"]),
             (all.key_positions(&positions), vec!["key positions"]),
             (all.sequences(&[0]), vec!["sequences"]),
+            (all.selected(&selected), vec!["selected keys"]),
         ];
         for (other, names) in &others {
             assert_eq!(&differing(all.options(), other.options()), names);

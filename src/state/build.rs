@@ -32,7 +32,8 @@ impl<'a> AttnState<'a> {
     /// Creates a state without keys from the inputs of a call: its queries, biases, masks, ALiBi slopes, sinks, key
     /// lengths, positions and selected keys. Only the shapes of its keys and values are used, and these may have no rows: push keys
     /// and values. Biases, masks, lengths, positions and selected keys are those of all keys that will come; each push takes its
-    /// columns, and a bias or mask needs a column for each key that will come, or one column.
+    /// columns, and a bias or mask needs a column for each key that will come, or one column. A selected key that never comes
+    /// counts for nothing.
     ///
     /// ```
     /// use sdpa::{Alignment, Attention, AttnState, Exec, Inputs, Mask, Outputs, View, ViewMut};

@@ -77,14 +77,15 @@ impl AttnState<'_> {
     }
 
     /// Returns the options that are only compared by whether they are there.
-    fn options(&self) -> [(&'static str, bool); 6] {
-        let Inputs { bias, mask, kv_lens, row_positions, key_positions, .. } = self.call.inputs;
+    fn options(&self) -> [(&'static str, bool); 7] {
+        let Inputs { bias, mask, kv_lens, row_positions, key_positions, selected, .. } = self.call.inputs;
         [
             ("bias", bias.is_some()),
             ("mask", mask.is_some()),
             ("list of key lengths", kv_lens.is_some()),
             ("list of row positions", row_positions.is_some()),
             ("list of key positions", key_positions.is_some()),
+            ("selection of keys", selected.is_some()),
             ("set of functions", self.call.functions.are_given()),
         ]
     }

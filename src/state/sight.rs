@@ -7,10 +7,10 @@ use core::ops::Range;
 use sdpa_kernels::{BlockPosition, Causality, KEY_BLOCK, Visible};
 
 impl AttnState<'_> {
-    /// Returns true if some row may see some of these keys, counted from the first of all; false only if causal rule,
-    /// window and key lengths hide them all from every row, or the mask does, or the classes of the mask function
-    /// ([`MaskMod::class`](crate::MaskMod::class)), or if no list of selected keys names one. Biases and score functions are not asked,
-    /// nor rules by positions of keys.
+    /// Returns true if some row may see some of these keys, counted from the first of all; false only if one of these hides
+    /// them all from every row: causal rule, window and key lengths; the mask; the classes of the mask function
+    /// ([`MaskMod::class`](crate::MaskMod::class)); the lists of selected keys. Biases and score functions are not asked, nor
+    /// rules by positions of keys.
     ///
     /// ```
     /// use sdpa::{Alignment, Attention, AttnState, Exec, KvShape, View};
@@ -29,7 +29,8 @@ impl AttnState<'_> {
     ///
     /// # Errors
     /// [`Error::Needs`] if a row may see one of them; [`Error::Range`] if a bias or mask has no columns for them, or they have no
-    /// positions; [`Error::TooLarge`] beyond the last position. The state is then unchanged.
+    /// positions; [`Error::TooLarge`] beyond the last position. The state is then unchanged. [`Error::Selection`] as for
+    /// [`Self::push`].
     pub fn skip(&mut self, keys: usize) -> Result<(), Error> {
         let next = self.first + self.len();
         check_room(next, keys)?;

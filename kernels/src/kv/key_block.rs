@@ -116,13 +116,14 @@ impl ColumnValues {
         }
     }
 
-    /// Returns true if the values of key `j` in the first `cols` columns are finite, read sixteen at a time; a pair may be called
-    /// infinite for its other key.
+    /// Returns true if the values of key `j` in the first `cols` columns are finite, read sixteen at a time. It may return false
+    /// where those of the other key of a pair are not.
     ///
     /// # Safety
     /// There are such values.
     pub(crate) unsafe fn key_is_finite<S: Simd>(self, s: S, j: usize, cols: usize) -> bool {
-        // SAFETY: the caller guarantees the values, and so the pair's.
+        // SAFETY: the caller guarantees the key's values. A pair is one element, which holds those of both keys; beside a last key
+        // alone lies some number.
         unsafe {
             match self {
                 Self::Elements(rows) => finite::all_finite(s, rows.rows_from(j), 1, cols),

@@ -1,7 +1,7 @@
 //! One sequence of all layers to a file and back.
 
 use super::{HybridCaches, LayerCache, either};
-use crate::cache_file::{File, NamedTensor, VERSION, write};
+use crate::cache_file::{File, NamedTensor, VERSION, write, wrong};
 use crate::error::same;
 use safetensors::tensor::Dtype;
 use sdpa::Error;
@@ -47,8 +47,8 @@ impl HybridCaches {
     /// them. Takes the feature `safetensors`.
     ///
     /// # Errors
-    /// As for [`KvCache::import_sequence`] and [`StateCache::import_sequence`], and [`Error::Mismatch`] for another number of layers;
-    /// all caches are then unchanged.
+    /// As for [`KvCache::import_sequence`] and [`StateCache::import_sequence`]; [`Error::Mismatch`] for another number of layers,
+    /// [`Error::File`] if not all layers can go back to the tokens that all have; all caches are then unchanged.
     ///
     /// [`KvCache::import_sequence`]: sdpa::KvCache::import_sequence
     /// [`StateCache::import_sequence`]: crate::StateCache::import_sequence
@@ -61,14 +61,23 @@ impl HybridCaches {
         for (layer, bytes) in files.into_iter().enumerate() {
             let result = either!(&mut self.layers[layer], cache => cache.import_sequence(sequence, bytes));
             if result.is_err() {
-                // They were empty, or would have been refused.
-                self.layers[..layer]
-                    .iter_mut()
-                    .try_for_each(|cache| either!(cache, cache => cache.truncate(sequence, 0)))?;
+                self.empty(sequence, layer)?;
                 return result;
             }
         }
+        // A step may have ended before all layers had it, and is then taken back.
+        let len = self.len(sequence)?;
+        if self.check(sequence, len).is_err() {
+            self.empty(sequence, self.layers.len())?;
+            return Err(wrong(format!("not all layers can go back to the {len} tokens that all have")));
+        }
         Ok(())
+    }
+
+    /// Empties a sequence in the first layers, in which it was empty before, or would have been refused.
+    fn empty(&mut self, sequence: usize, layers: usize) -> Result<(), Error> {
+        let mut layers = self.layers[..layers].iter_mut();
+        layers.try_for_each(|cache| either!(cache, cache => cache.truncate(sequence, 0)))
     }
 }
 

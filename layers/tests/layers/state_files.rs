@@ -161,6 +161,7 @@ fn refused_files() {
     for (was, is, words) in [
         (r#"\"len\":7"#, r#"\"len\":-7"#, r#"metadata "sdpa.state_cache": len is -7, but must be a whole number"#),
         (r#"\"len\":7"#, r#"\"lex\":7"#, r#"metadata "sdpa.state_cache": len is null, but must be a whole number"#),
+        (r#"\"len\":7"#, r#"\"len\":4294967296"#, "4294967296 tokens, but must be at most 4294967295"),
         (r#"\"len\":7"#, r#"\"len\":3"#, "states: 5 are of the last tokens, but must be 1 to 4"),
         (r#"\"before\":null"#, r#"\"before\":5"#, "states: 4 are of the last tokens, but must be 1 to 2"),
         (r#"\"version\":1"#, r#"\"version\":2"#, "the file's version is 2, but must be 1"),
@@ -316,6 +317,13 @@ fn refused_files_of_all_layers() {
     says(others.import_sequence(0, &file), "import: layers.1.states: no such tensor");
     let words = r#"import: the file has another purpose: there are no metadata "sdpa.hybrid_caches""#;
     says(caches.import_sequence(0, &layers(&caches, 0)[0]), words);
+    // Layers further apart than a step.
+    let (mut apart, nothing) = (hybrid(3), layers(&caches, 1));
+    step(&mut apart, 0, 5, 4);
+    (0..6).for_each(|_| step(&mut apart, 0, 1, 2));
+    let uneven = apart.export_sequence(0).unwrap();
+    says(caches.import_sequence(1, &uneven), "import: not all layers can go back to the 5 tokens that all have");
+    assert_eq!(layers(&caches, 1), nothing);
     says(caches.import_sequence(2, &file), "sequence: there is no sequence 2, the cache has 2");
     says(caches.export_sequence(2), "sequence: there is no sequence 2, the cache has 2");
 }

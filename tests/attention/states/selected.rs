@@ -95,6 +95,11 @@ fn lists_that_a_state_refuses() {
                   keys that the sequence has";
     assert_eq!(made(&list(&[2], 5), &[5]), Err(beyond.into()));
     assert_eq!(made(&list(&[1], 4), &[5]), Err("selected keys: rows of a sequence is 1, but q has 2".into()));
+    // States with lists and without are not merged.
+    let (some, dense) = (list(&[2], 5), tensors.inputs());
+    let state = |inputs| AttnState::from_inputs(Attention::new(), inputs, Exec::serial()).unwrap();
+    let differs = state(dense).merge(&state(tensors.inputs().selected(&some))).unwrap_err().to_string();
+    assert!(differs.contains("selection of keys"), "{differs}");
     // A list names no key beyond those that came: it waits for them.
     let selected = list(&[2], 5);
     let inputs = tensors.inputs().selected(&selected);

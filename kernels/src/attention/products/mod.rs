@@ -32,8 +32,8 @@ pub(crate) mod qk_many;
 pub(crate) mod score_run;
 mod tiles;
 
-/// Evaluates an expression with the type of an [`Arithmetic`]; after `S:`, of one that the instruction set `S` may have: others are not
-/// compiled for it.
+/// Evaluates an expression with the type of an [`Arithmetic`]. With `S:` first, arithmetic that the instruction set `S` never has is
+/// not compiled.
 macro_rules! by_arithmetic {
     ($S:ident: $arithmetic:expr, |$A:ident| $work:expr) => {
         by_arithmetic!(@match [const { $S::MAY_HAVE_BF16_DOT }, const { $S::MAY_HAVE_UNIT }], $arithmetic, |$A| $work)

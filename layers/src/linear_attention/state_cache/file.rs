@@ -4,6 +4,7 @@ use super::{Kept, Slot, StateCache};
 use crate::cache_file::{File, NamedTensor, VERSION, write, wrong};
 use crate::error::{at_most, room, same, zeros};
 use crate::linear_attention::settings::Normaliser;
+use core::slice::ChunksExact;
 use safetensors::tensor::Dtype;
 use sdpa::Error;
 use serde_json::json;
@@ -19,9 +20,9 @@ impl StateCache {
     ///
     /// The file has one tensor, `states` F32 `[kept, kv_heads, head_dim, value_dim]` (`value_dim + 1` with a normaliser): the
     /// current state, then those before it that the cache keeps, newest first, `room + 2` at most. What can be taken back here can
-    /// so be taken back after [`Self::import_sequence`]. The metadata `sdpa.state_cache` are JSON: a version, the normaliser, the
-    /// number of tokens, and the number `before` the last call if its state comes last and is not that of one token less. Time and
-    /// memory are twice the size of the file.
+    /// so be taken back after [`Self::import_sequence`]. The metadata `sdpa.state_cache` are JSON: `version`, 1; `normaliser`, "none" or
+    /// "key sum"; `len`, the number of tokens; and `before`, null or the number of tokens of the last state, if that is the one
+    /// before a longer call. Time and memory are twice the size of the file.
     ///
     /// ```
     /// use sdpa_layers::{LinearState, StateCache};
@@ -83,7 +84,11 @@ impl StateCache {
             same("file", what, got, expected, "the cache")?;
         }
         let (len, before) = (file.description.number("len")?, file.description.number_or_null("before")?);
-        let number = |number: u64| usize::try_from(number).map_err(|_| wrong(format!("{number} tokens are too many")));
+        // As keys of a cache.
+        let number = |number: u64| {
+            let fits = usize::try_from(number).ok().filter(|_| u32::try_from(number).is_ok());
+            fits.ok_or_else(|| wrong(format!("{number} tokens, but must be at most {}", u32::MAX)))
+        };
         let (len, before) = (number(len)?, before.map(number).transpose()?);
         // Each of them is the state of one token less, down to more tokens than before the call.
         let (one_by_one, most) = match before {
@@ -95,23 +100,24 @@ impl StateCache {
         }
         let back = one_by_one - 1;
         let each = expected[1] * expected[2];
-        let states: Vec<_> = bytes.chunks_exact(size_of::<f32>() * expected[0] * each).collect();
-        let oldest = states[states.len() - 1].as_chunks().0.iter().map(|&x| u32::from_le_bytes(x));
+        let states = bytes.chunks_exact(size_of::<f32>() * expected[0] * each);
+        let oldest = states.clone().next_back().unwrap_or_default();
+        let oldest = oldest.as_chunks().0.iter().map(|&x| u32::from_le_bytes(x));
         let initial =
             self.empty.rings.iter().step_by(self.empty.slots).flat_map(|slot| slot.iter().map(|x| x.to_bits()));
         if before.unwrap_or(len - back) == 0 && !oldest.eq(initial) {
             return Err(wrong("the state before the first token is not that of the cache"));
         }
-        self.with_room(&states, Kept { len, back, start: before, ..self.empty.clone() })
+        self.with_room(states, Kept { len, back, start: before, ..self.empty.clone() })
     }
 
     /// Fills the slots of a sequence with its states, newest first, as far as there is room.
-    fn with_room(&self, states: &[&[u8]], mut kept: Kept) -> Result<Kept, Error> {
+    fn with_room(&self, states: ChunksExact<'_, u8>, mut kept: Kept) -> Result<Kept, Error> {
         let most = kept.slots - 1;
         kept.start = kept.start.filter(|_| kept.back < most);
         kept.back = kept.back.min(most);
         let slots = kept.slots;
-        for (back, state) in states.iter().take(slots).enumerate() {
+        for (back, state) in states.take(slots).enumerate() {
             let each = state.len() / self.shape.sizes[1];
             for (ring, bytes) in kept.rings().zip(state.chunks_exact(each)) {
                 let mut own = zeros("states", each / size_of::<f32>())?;

@@ -8,8 +8,8 @@ use core::ops::Range;
 const END_OF_SELECTED: &str = "selected keys, one past the greatest number of each sequence";
 
 impl SelectedKeys {
-    /// Makes the lists that `all` has of some keys, numbered from the first of these. Sequence `s` has `kv_lens[s]` keys in all,
-    /// or no end. A unit divides the first key's number and a unit of `all`.
+    /// Makes lists of those keys of `all` that lie in `keys`, counted from `keys.start`. Sequence `s` has `kv_lens[s]` keys;
+    /// without lengths, sequences have no end. The unit is the greatest common divisor of `keys.start` and the unit of `all`.
     ///
     /// # Errors
     /// [`SelectionError::Memory`]; the lists are then empty.
