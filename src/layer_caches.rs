@@ -2,8 +2,10 @@
 
 use crate::cache::KvCache;
 #[cfg(feature = "safetensors")]
-use crate::cache::file::{File, write};
+use crate::cache::file::write;
 use crate::error::{Error, at_most, same};
+#[cfg(feature = "safetensors")]
+use crate::tensor_file::TensorFile;
 #[cfg(feature = "safetensors")]
 use core::ops::Range;
 
@@ -221,7 +223,7 @@ impl LayerCaches {
     /// As there, and [`Error::Mismatch`] for another number of layers; all caches are then unchanged.
     #[cfg(feature = "safetensors")]
     pub fn import_sequence(&mut self, sequence: usize, bytes: &[u8]) -> Result<(), Error> {
-        let file = File::read(bytes)?;
+        let file = TensorFile::read(bytes)?;
         let descriptions = file.descriptions(DESCRIPTIONS)?;
         same("file", "number of layers", descriptions.len(), self.layers.len(), "the model")?;
         let layers = self.layers.iter().zip(&descriptions).enumerate();
@@ -241,7 +243,7 @@ impl LayerCaches {
     /// As for [`KvCache::import`] and [`Self::new`].
     #[cfg(feature = "safetensors")]
     pub fn import(bytes: &[u8]) -> Result<Self, Error> {
-        let file = File::read(bytes)?;
+        let file = TensorFile::read(bytes)?;
         let layers = file.descriptions(DESCRIPTIONS)?.into_iter().enumerate();
         Self::new(layers.map(|(layer, it)| KvCache::from_file(&file, &prefix(layer), &it)).collect::<Result<_, _>>()?)
     }

@@ -55,6 +55,9 @@ mod plan;
 mod readme {}
 mod shape;
 mod state;
+#[cfg(feature = "safetensors")]
+#[doc(hidden)] // for `sdpa-layers`
+pub mod tensor_file;
 mod threads;
 
 pub use attention::Attention;

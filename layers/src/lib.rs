@@ -45,8 +45,6 @@ mod dictionary;
 mod embedding;
 mod error;
 mod feed_forward;
-#[cfg(feature = "safetensors")]
-mod file_length;
 mod hybrid_caches;
 mod layer_input;
 mod linear;

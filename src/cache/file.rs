@@ -1,22 +1,20 @@
 //! Caches as safetensors files.
 
 mod description;
-mod file_length;
 mod import;
 mod one_sequence;
 
 use crate::cache::KvCache;
 use crate::error::Error;
+use crate::tensor_file::{self, refused};
 use core::ops::Range;
 use description::held;
 pub(crate) use description::{Description, ElementFormat};
-pub(crate) use import::{File, wrong};
 pub(crate) use one_sequence::FileTarget;
 use safetensors::tensor::Dtype;
 use sdpa_kernels::{CacheFormat, KvFormat, TokenPart};
 use serde::Serialize;
 use std::borrow::Cow;
-use std::collections::HashMap;
 
 /// Key of the description in a file's metadata.
 const DESCRIPTION: &str = "sdpa.kv_cache";
@@ -228,20 +226,9 @@ impl FilePart<'_> {
     }
 }
 
-fn refused(why: impl Into<String>) -> Error {
-    Error::File { what: "export", why: why.into() }
-}
-
 /// Returns the bytes of a file of these parts, with a description under a key.
 pub(crate) fn write(key: &str, description: &impl Serialize, parts: &[FilePart<'_>]) -> Result<Vec<u8>, Error> {
     let mut tensors = Vec::new();
     parts.iter().try_for_each(|part| part.add_tensors(&mut tensors))?;
-    // The file, and the largest tensor while it is copied there.
-    let bytes = tensors.iter().map(|(_, tensor)| safetensors::View::data_len(tensor)).sum::<usize>();
-    if !sdpa_kernels::has_memory(bytes.div_ceil(size_of::<f32>())) {
-        return Err(Error::Memory { what: "export", bytes });
-    }
-    let description = serde_json::to_string(description).map_err(|e| refused(e.to_string()))?;
-    let metadata = HashMap::from([(key.to_owned(), description)]);
-    safetensors::serialize(tensors, Some(metadata)).map_err(|e| refused(e.to_string()))
+    tensor_file::write(key, description, tensors)
 }

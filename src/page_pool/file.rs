@@ -1,8 +1,9 @@
 //! Sequences of a pool as safetensors files.
 
-use crate::cache::file::{Description, File, FilePart, FileTarget, NO_FORMAT, wrong};
+use crate::cache::file::{Description, FilePart, FileTarget, NO_FORMAT};
 use crate::error::{Error, same};
 use crate::page_pool::PagePool;
+use crate::tensor_file::{TensorFile, wrong};
 use sdpa_kernels::{BlockTable, NewTokens, TokenPart};
 
 /// Returns the page and row of token `[sequence, head, token]`, as `[page, head, row]`.
@@ -52,7 +53,7 @@ impl PagePool {
     /// not those of the file; [`Error::File`], with the reason, for anything but such a file. The pool is then unchanged.
     pub fn import(&mut self, table: BlockTable<'_>, bytes: &[u8]) -> Result<(), Error> {
         self.pages(table)?;
-        let file = File::read(bytes)?;
+        let file = TensorFile::read(bytes)?;
         let description = file.description()?;
         self.check_file(&file, &description)?;
         same("table", "number of sequences", table.lens.len(), description.sequences.len(), "the file")?;
@@ -79,7 +80,7 @@ impl PagePool {
     }
 
     /// Refuses a file of other sizes or another format.
-    fn check_file(&self, file: &File<'_>, description: &Description) -> Result<(), Error> {
+    fn check_file(&self, file: &TensorFile<'_>, description: &Description) -> Result<(), Error> {
         let evicted = description.sequences.iter().flatten().any(|contents| contents.evicted.is_some());
         if description.latent || description.window.is_some() || evicted {
             return Err(wrong("the cache in the file is latent or sliding, which the sequences of a pool are not"));

@@ -33,6 +33,7 @@ const ROOT: Rooms = &[
     "kernels",
     "masks",
     "error",
+    "tensor_file",
     "shape",
     "threads",
     "plan",
@@ -50,7 +51,6 @@ const ROOT: Rooms = &[
 
 const LAYERS: Rooms = &[
     "error",
-    "file_length",
     "cache_file",
     "share",
     "compute",

@@ -1,10 +1,11 @@
 //! One sequence of all layers to a file and back.
 
 use super::{HybridCaches, LayerCache, either};
-use crate::cache_file::{File, NamedTensor, VERSION, write, wrong};
+use crate::cache_file::{File, VERSION};
 use crate::error::same;
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, TensorView};
 use sdpa::Error;
+use sdpa::tensor_file::{refused, write, wrong};
 use serde_json::json;
 
 /// Key of the description in a file's metadata.
@@ -35,11 +36,13 @@ impl HybridCaches {
     /// [`StateCache::export_sequence`]: crate::StateCache::export_sequence
     pub fn export_sequence(&self, sequence: usize) -> Result<Vec<u8>, Error> {
         self.check(sequence, 0)?;
-        let tensor = |(layer, cache): (usize, &LayerCache)| {
-            let bytes = either!(cache, cache => cache.export_sequence(sequence))?;
-            Ok(NamedTensor { name: name(layer, cache), dtype: Dtype::U8, shape: vec![bytes.len()], bytes })
-        };
-        let tensors = self.layers.iter().enumerate().map(tensor).collect::<Result<Vec<_>, Error>>()?;
+        let files = self.layers.iter().map(|cache| either!(cache, cache => cache.export_sequence(sequence)));
+        let files = files.collect::<Result<Vec<_>, Error>>()?;
+        let mut tensors = Vec::new();
+        for ((layer, cache), file) in self.layers.iter().enumerate().zip(&files) {
+            let bytes = TensorView::new(Dtype::U8, vec![file.len()], file).map_err(|e| refused(e.to_string()))?;
+            tensors.push((name(layer, cache), bytes));
+        }
         write(DESCRIPTION, &json!({ "version": VERSION }), tensors)
     }
 

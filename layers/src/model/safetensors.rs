@@ -1,9 +1,9 @@
 //! Weights from safetensors files.
 
 use super::{ModelError, Tensor, TensorSource};
-use crate::file_length::expected_length;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors};
+use sdpa::tensor_file::expected_length;
 
 const FORMAT: &str = "a safetensors file";
 

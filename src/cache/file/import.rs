@@ -1,54 +1,34 @@
 //! Caches from their files.
 
 use super::description::{Description, ElementFormat, StoredSequence, VERSION, Version, held};
-use super::file_length::expected_length;
 use super::{
     CHANNEL_SCALES, DESCRIPTION, MAX_KEYS, format_of, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long,
 };
 use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::KvShape;
-use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use crate::tensor_file::{TensorFile, parsed, wrong};
+use safetensors::tensor::Dtype;
 use sdpa_kernels::{F16, TokenPart, is_e4m3_scale, is_int8_scale};
-use serde::Deserialize;
 
-pub(crate) fn wrong(why: impl Into<String>) -> Error {
-    Error::File { what: "import", why: why.into() }
-}
-
-/// Header of a file, and the bytes of its tensors.
-pub(crate) struct File<'a> {
-    header: Metadata,
-    data: &'a [u8],
-}
-
-impl<'a> File<'a> {
-    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, Error> {
-        let header = SafeTensors::read_metadata(bytes);
-        let (len, header) = header.map_err(|e| match expected_length(bytes, &e) {
-            Some(expected) => wrong(format!("the file has {} bytes, but its header speaks of {expected}", bytes.len())),
-            None => wrong(format!("no safetensors file: {e}")),
-        })?;
-        Ok(Self { header, data: &bytes[size_of::<u64>() + len..] })
-    }
-
+impl<'a> TensorFile<'a> {
     pub(crate) fn description(&self) -> Result<Description, Error> {
-        let text = self.metadata(DESCRIPTION)?;
+        let text = self.description_text(DESCRIPTION)?;
         self.check_version(parsed(DESCRIPTION, text)?)?;
         parsed(DESCRIPTION, text)
     }
 
     /// Returns the descriptions of the caches of all layers, under this key.
     pub(crate) fn descriptions(&self, key: &str) -> Result<Vec<Description>, Error> {
-        let text = self.metadata(key)?;
+        let text = self.description_text(key)?;
         parsed::<Vec<Version>>(key, text)?.into_iter().try_for_each(|version| self.check_version(version))?;
         parsed(key, text)
     }
 
-    fn metadata(&self, key: &str) -> Result<&str, Error> {
-        let text = self.header.metadata().as_ref().and_then(|all| all.get(key));
+    /// Returns the text under the key of a description.
+    fn description_text(&self, key: &str) -> Result<&str, Error> {
         let none = || wrong(format!("the file does not describe a cache: there are no metadata {key:?}"));
-        text.map(String::as_str).ok_or_else(none)
+        self.metadata(key).ok_or_else(none)
     }
 
     fn check_version(&self, Version { version }: Version) -> Result<(), Error> {
@@ -61,7 +41,7 @@ impl<'a> File<'a> {
     /// Returns the scales of the keys' channels.
     pub(crate) fn channel_scales(&self, prefix: &str, shape: KvShape) -> Result<Vec<f32>, Error> {
         let name = format!("{prefix}{CHANNEL_SCALES}");
-        let scales = self.tensor(&name, Dtype::F32, &[shape.kv_heads, shape.head_dim])?;
+        let scales = self.tensor_of(&name, Dtype::F32, &[shape.kv_heads, shape.head_dim])?;
         Ok(scales.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect())
     }
 
@@ -86,7 +66,7 @@ impl<'a> File<'a> {
                 let name = tensor_name(prefix, sequence, part);
                 let held = held(contents, part, description.exact_first).count();
                 let shape = tensor_shape(part, [heads, held, row], formats);
-                let bytes = self.tensor(&name, tensor_dtype(part, formats), &shape)?;
+                let bytes = self.tensor_of(&name, tensor_dtype(part, formats), &shape)?;
                 check_integers(&name, part, bytes, format_of(part, formats))?;
                 check_head_scales(&name, bytes, description.head_scales(part))?;
                 tensors.push((part, [row, size], bytes));
@@ -96,18 +76,14 @@ impl<'a> File<'a> {
     }
 
     /// Returns the bytes of a tensor of this type and shape.
-    fn tensor(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&'a [u8], Error> {
-        let Some(tensor) = self.header.info(name) else { return Err(wrong(format!("{name}: no such tensor"))) };
+    fn tensor_of(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&'a [u8], Error> {
+        let (tensor, bytes) = self.tensor(name)?;
         if tensor.dtype != dtype || tensor.shape != shape {
             let (was, is) = (tensor.dtype, &tensor.shape);
             return Err(wrong(format!("{name}: {was} {is:?}, but by the description must be {dtype} {shape:?}")));
         }
-        Ok(&self.data[tensor.data_offsets.0..tensor.data_offsets.1])
+        Ok(bytes)
     }
-}
-
-fn parsed<'t, T: Deserialize<'t>>(key: &str, text: &'t str) -> Result<T, Error> {
-    serde_json::from_str(text).map_err(|e| wrong(format!("metadata {key:?}: {e}")))
 }
 
 /// Tensors of a sequence, each with the number of elements of a token in one head, and their size.
@@ -147,12 +123,12 @@ impl KvCache {
     /// [`Error::File`], with the reason, for anything but such a file; [`Error::Memory`]; for sizes that no cache can
     /// have, the errors of [`Self::new`], [`Self::latent`], [`Self::int8`] and [`Self::int4`].
     pub fn import(bytes: &[u8]) -> Result<Self, Error> {
-        let file = File::read(bytes)?;
+        let file = TensorFile::read(bytes)?;
         Self::from_file(&file, "", &file.description()?)
     }
 
     /// Makes the cache that a file describes; names of its tensors begin with this prefix.
-    pub(crate) fn from_file(file: &File<'_>, prefix: &str, description: &Description) -> Result<Self, Error> {
+    pub(crate) fn from_file(file: &TensorFile<'_>, prefix: &str, description: &Description) -> Result<Self, Error> {
         let mut cache = empty(file, prefix, description)?;
         for (sequence, contents) in description.sequences.iter().enumerate() {
             match contents {
@@ -183,7 +159,7 @@ impl KvCache {
 }
 
 /// Makes a cache as described, without keys.
-fn empty(file: &File<'_>, prefix: &str, description: &Description) -> Result<KvCache, Error> {
+fn empty(file: &TensorFile<'_>, prefix: &str, description: &Description) -> Result<KvCache, Error> {
     let &Description { kv_heads, head_dim, value_dim, latent, window, ref sequences, .. } = description;
     if kv_heads == 0 {
         return Err(Error::Empty { argument: "cache", what: "kv_heads" });

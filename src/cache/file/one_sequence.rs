@@ -2,9 +2,10 @@
 
 use super::NO_FORMAT;
 use super::description::Description;
-use super::import::{File, SequenceTensors, check_contents, wrong};
+use super::import::{SequenceTensors, check_contents};
 use crate::cache::KvCache;
 use crate::error::{Error, at_most, same};
+use crate::tensor_file::{TensorFile, wrong};
 use sdpa_kernels::{CacheFormat, KvFormat};
 
 /// Cache or pool that sequences of a file are read into.
@@ -16,7 +17,7 @@ pub(crate) struct FileTarget<'a> {
     pub(crate) description: Description,
 }
 
-impl File<'_> {
+impl TensorFile<'_> {
     /// Refuses sequences of other sizes or another format than those they are read into.
     pub(crate) fn check_form(&self, prefix: &str, got: &Description, to: &FileTarget<'_>) -> Result<(), Error> {
         let FileTarget { name, format, description: own } = to;
@@ -71,7 +72,7 @@ impl KvCache {
     /// [`Error::Mismatch`] for sizes, and [`Error::File`], with the reason, for anything but such a file; [`Error::Memory`]. The
     /// cache is then unchanged.
     pub fn import_sequence(&mut self, sequence: usize, bytes: &[u8]) -> Result<(), Error> {
-        let file = File::read(bytes)?;
+        let file = TensorFile::read(bytes)?;
         let tensors = self.sequence_of(sequence, &file, "", &file.description()?)?;
         self.restore_sequence(sequence, &tensors)
     }
@@ -80,7 +81,7 @@ impl KvCache {
     pub(crate) fn sequence_of<'f>(
         &self,
         sequence: usize,
-        file: &File<'f>,
+        file: &TensorFile<'f>,
         prefix: &str,
         description: &Description,
     ) -> Result<SequenceTensors<'f>, Error> {

@@ -1,12 +1,13 @@
 //! One sequence of states to a file and back: swapped out while others need the memory, and in again.
 
 use super::{Kept, Slot, StateCache};
-use crate::cache_file::{File, NamedTensor, VERSION, write, wrong};
+use crate::cache_file::{File, VERSION};
 use crate::error::{at_most, room, same, zeros};
 use crate::linear_attention::settings::Normaliser;
 use core::slice::ChunksExact;
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, TensorView};
 use sdpa::Error;
+use sdpa::tensor_file::{refused, write, wrong};
 use serde_json::json;
 
 /// Key of the description in a file's metadata.
@@ -51,7 +52,8 @@ impl StateCache {
         }
         let description =
             json!({ "version": VERSION, "normaliser": self.normaliser(), "len": kept.len, "before": before });
-        write(DESCRIPTION, &description, vec![NamedTensor { name: STATES.into(), dtype: Dtype::F32, shape, bytes }])
+        let states = TensorView::new(Dtype::F32, shape, &bytes).map_err(|e| refused(e.to_string()))?;
+        write(DESCRIPTION, &description, vec![(STATES.into(), states)])
     }
 
     /// Fills an empty sequence from a file that [`Self::export_sequence`] made, of this cache or of one like it (sizes, normaliser,
