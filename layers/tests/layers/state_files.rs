@@ -5,7 +5,7 @@ use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits, fewer};
 use sdpa::{Error, Exec, KvCache, KvShape, ViewMut};
 use sdpa_layers::{Compute, Form, HybridCaches, LayerCache, LinearAttention, LinearState, Normaliser, StateCache};
 
-/// What the calls over a cache are: the rule, the normaliser, the form, and `[kv_heads, head_dim, value_dim]`.
+/// Calls over a cache: their rule, normaliser and form, and `[kv_heads, head_dim, value_dim]`.
 #[derive(Debug, Clone, Copy)]
 struct Calls {
     rule: Rule,

@@ -52,7 +52,7 @@ impl Pieces<'_> {
         }
     }
 
-    /// What one call over all keys of a case gives; if rows select keys, a state that takes them at once.
+    /// Results of one call over all keys of a case; if rows select keys, of a state that takes them at once.
     fn whole(&self, rng: &mut Rng, case: &Case, wanted: Wanted) -> Results {
         if case.selected.is_some() {
             return Pieces { case, ..*self }.at_once(rng, wanted);

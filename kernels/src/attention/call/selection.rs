@@ -7,6 +7,7 @@ mod key_list;
 mod part;
 pub(crate) mod top_k;
 
+use crate::tensor::misfit::{Bound, Fault, Misfit};
 pub use build::Rectangle;
 use core::ops::Range;
 pub use fault::{ListPlace, SelectionError};
@@ -51,6 +52,9 @@ pub struct SelectedKeys {
     /// True if the mask function is not asked about some unit.
     partly_asked: bool,
 }
+
+/// Name of the ends of lists in messages.
+const END_OF_SELECTED: &str = "selected keys, one past the greatest number of each sequence";
 
 /// Numbers of units, and of keys up to the end of a unit, end here: positions are `i32`, and units have a bit beside them.
 pub(crate) const MAX_KEYS: usize = i32::MAX as usize;
@@ -196,6 +200,23 @@ impl SelectedKeys {
     /// Number of groups of rows of all sequences.
     pub(crate) fn all_groups(&self) -> usize {
         self.groups.last().copied().unwrap_or(0)
+    }
+
+    /// Refuses lists of a sequence that name a unit beyond its keys.
+    #[doc(hidden)] // for `sdpa`
+    pub fn ends_within(&self, sequence: usize, kv_len: usize) -> Result<(), Misfit> {
+        let (got, limit) = (self.ends.get(sequence).copied().unwrap_or(0), kv_len.div_ceil(self.unit));
+        if got > limit {
+            let (index, bound, of) = (sequence, Bound::AtMost, "the units of keys that the sequence has");
+            return Fault::Entry { index, got, bound, limit, of }.of(END_OF_SELECTED);
+        }
+        Ok(())
+    }
+
+    /// Returns true if the mask function is asked about every key that a list names.
+    #[doc(hidden)] // for `sdpa`
+    pub fn asks_all(&self) -> bool {
+        !self.partly_asked
     }
 
     /// Largest number of keys of a list, at most.

@@ -66,10 +66,6 @@ macro_rules! by_arithmetic {
             }
         }
     };
-    (@arm true, $A:ident = $of:ty, $work:expr) => {{
-        type $A = $of;
-        $work
-    }};
     (@arm $may:expr, $A:ident = $of:ty, $work:expr) => {
         if $may {
             type $A = $of;

@@ -2,6 +2,7 @@
 //! the tokens of each sequence had come in one step.
 
 use super::plain::join;
+use super::{absent, there};
 use crate::linear_attention_support::{Case, RULES, Rule};
 use crate::support::{Rng, Tensor};
 use core::num::NonZeroUsize;
@@ -11,7 +12,7 @@ use sdpa_layers::{Compute, HybridCaches, LayerCache, LinearAttention, LinearStat
 /// Most sequences.
 const MOST: usize = 4;
 
-/// What a layer is about.
+/// Kind and sizes of a layer.
 #[derive(Debug, Clone, Copy)]
 enum Layer {
     /// `[kv_heads, head_dim, value_dim]`, and how many of the last tokens can be taken back.
@@ -94,7 +95,7 @@ macro_rules! of_either {
 struct History {
     layers: Vec<Layer>,
     caches: HybridCaches,
-    /// The same caches, each changed alone.
+    /// Caches like these, each changed alone.
     alone: Vec<LayerCache>,
     /// Tokens that all layers have; `None` for removed sequences.
     tokens: Vec<Option<Vec<u64>>>,
@@ -109,10 +110,6 @@ impl History {
         let caches = HybridCaches::new(alone.clone()).expect("the same sequences");
         let said = format!("{layers:?}:");
         Self { layers, caches, alone, tokens: vec![Some(Vec::new()); sequences], said }
-    }
-
-    fn there(&self) -> Vec<usize> {
-        (0..self.tokens.len()).filter(|&b| self.tokens[b].is_some()).collect()
     }
 
     /// Changes all layers together, and each alone: all of them if all can. Returns true if they were changed.
@@ -158,23 +155,20 @@ impl History {
                 of_either!(cache, cache => cache.truncate(b, len)).expect("one call");
             }
         } else {
-            let done = self.change(
-                "cut",
-                |caches| caches.truncate(b, len),
-                |cache| of_either!(cache, cache => cache.truncate(b, len)),
-            );
-            assert!(done, "{}: it was the length before the call", self.said);
+            assert!(self.cut("cut", b, len), "{}: it was the length before the call", self.said);
         }
+    }
+
+    /// Truncates a sequence. Returns true if it can go back so far.
+    fn cut(&mut self, what: &str, b: usize, len: usize) -> bool {
+        let alone = |cache: &mut LayerCache| of_either!(cache, cache => cache.truncate(b, len));
+        self.change(what, |caches| caches.truncate(b, len), alone)
     }
 
     fn truncate(&mut self, rng: &mut Rng, b: usize) {
         let had = self.tokens[b].as_ref().expect("it is there").len();
         let len = if rng.below(2) == 0 { rng.below(had + 2) } else { had.saturating_sub(rng.below(4)) };
-        let done = self.change(
-            &format!("truncate {b} from {had} to {len}"),
-            |caches| caches.truncate(b, len),
-            |cache| of_either!(cache, cache => cache.truncate(b, len)),
-        );
+        let done = self.cut(&format!("truncate {b} from {had} to {len}"), b, len);
         if done {
             self.tokens[b].as_mut().expect("it is there").truncate(len);
         }
@@ -223,9 +217,7 @@ impl History {
 
     /// Calls that name what is not there.
     fn refuse(&mut self, rng: &mut Rng, b: usize) {
-        let len = self.tokens.len();
-        let absent: Vec<usize> = (0..len).filter(|&b| self.tokens[b].is_none()).chain([len, usize::MAX]).collect();
-        let absent = rng.pick(&absent);
+        let absent = absent(rng, &self.tokens);
         self.said.push_str(&format!(" refuse {absent}"));
         let caches = &mut self.caches;
         let results = [
@@ -243,7 +235,7 @@ impl History {
 
     /// A change of some kind; at times what was cloned before it is what goes on.
     fn act(&mut self, rng: &mut Rng) {
-        let there = self.there();
+        let there = there(&self.tokens);
         if there.is_empty() {
             return self.add();
         }

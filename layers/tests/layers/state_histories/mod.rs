@@ -13,7 +13,7 @@ use sdpa_layers::{Compute, Form, LinearAttention, LinearState, Normaliser, State
 #[allow(unused_imports, reason = "for the fuzzer")]
 pub(crate) use hybrid::check as check_hybrid;
 
-/// What a history is about.
+/// History: its settings, the cache, and plain states beside it.
 struct History {
     rule: Rule,
     normaliser: Normaliser,
@@ -56,7 +56,7 @@ impl History {
     }
 
     fn there(&self) -> Vec<usize> {
-        (0..self.plain.len()).filter(|&b| self.plain[b].is_some()).collect()
+        there(&self.plain)
     }
 
     /// Some of the sequences, in any order.
@@ -200,6 +200,18 @@ impl History {
             assert_eq!(bits(&self.cache.state(b).unwrap()), bits(&whole), "{}: {b} in one call", self.said);
         }
     }
+}
+
+/// Indices of the sequences that are there; `None` stands for removed ones.
+fn there<T>(sequences: &[Option<T>]) -> Vec<usize> {
+    (0..sequences.len()).filter(|&b| sequences[b].is_some()).collect()
+}
+
+/// Index of a sequence that is not there.
+fn absent<T>(rng: &mut Rng, sequences: &[Option<T>]) -> usize {
+    let len = sequences.len();
+    let absent: Vec<usize> = (0..len).filter(|&b| sequences[b].is_none()).chain([len, usize::MAX]).collect();
+    rng.pick(&absent)
 }
 
 /// Each sequence after each number of tokens, where it can go back to that; `None` for removed ones.

@@ -1,6 +1,6 @@
 //! Calls over a cache of states that are refused, and change nothing.
 
-use super::{History, seen};
+use super::{History, absent, seen};
 use crate::support::{Rng, Tensor, UNWRITTEN};
 use sdpa::{Error, ViewMut};
 use sdpa_layers::{Form, LinearAttention, Normaliser, Reach};
@@ -15,16 +15,9 @@ pub(super) fn refuse(rng: &mut Rng, history: &mut History) {
     assert!(seen(&history.cache) == before, "{}: refused, and changed", history.said);
 }
 
-/// Index of a sequence that is not there.
-fn absent(rng: &mut Rng, history: &History) -> usize {
-    let len = history.plain.len();
-    let removed: Vec<usize> = (0..len).filter(|&b| history.plain[b].is_none()).chain([len, usize::MAX]).collect();
-    rng.pick(&removed)
-}
-
 /// A change of a sequence that is not there, or beyond its length, or a file that is none.
 fn change(rng: &mut Rng, history: &mut History) -> (&'static str, Result<(), Error>) {
-    let (absent, there) = (absent(rng, history), history.there());
+    let (absent, there) = (absent(rng, &history.plain), history.there());
     let (b, cache) = (rng.pick(&there), &mut history.cache);
     let len = cache.len(b).expect("it is there");
     match rng.below(8) {
@@ -56,7 +49,7 @@ fn decode(rng: &mut Rng, history: &mut History) -> (&'static str, Result<(), Err
     let at = rng.below(sequences.len());
     let what = match rng.below(11) {
         0 => {
-            sequences[at] = absent(rng, history);
+            sequences[at] = absent(rng, &history.plain);
             "decode, absent"
         }
         1 if sequences.len() > 1 => {

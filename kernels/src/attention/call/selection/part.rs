@@ -1,11 +1,7 @@
 //! Lists of the keys of a part of the sequences.
 
 use crate::attention::call::selection::{SelectedKeys, SelectionError, SelectionShape};
-use crate::tensor::misfit::{Bound, Fault, Misfit};
 use core::ops::Range;
-
-/// Name of the ends of lists in messages.
-const END_OF_SELECTED: &str = "selected keys, one past the greatest number of each sequence";
 
 impl SelectedKeys {
     /// Makes lists of those keys of `all` that lie in `keys`, counted from `keys.start`. Sequence `s` has `kv_lens[s]` keys;
@@ -48,23 +44,6 @@ impl SelectedKeys {
             self.units.extend((start / self.unit..end.div_ceil(self.unit)).map(|number| 2 * number as u32 + (of & 1)));
         }
         Ok(())
-    }
-
-    /// Refuses lists of a sequence that name a unit beyond its keys.
-    #[doc(hidden)] // for `sdpa`
-    pub fn ends_within(&self, sequence: usize, kv_len: usize) -> Result<(), Misfit> {
-        let (got, limit) = (self.ends.get(sequence).copied().unwrap_or(0), kv_len.div_ceil(self.unit));
-        if got > limit {
-            let (index, bound, of) = (sequence, Bound::AtMost, "the units of keys that the sequence has");
-            return Fault::Entry { index, got, bound, limit, of }.of(END_OF_SELECTED);
-        }
-        Ok(())
-    }
-
-    /// Returns true if the mask function is asked about every key that a list names.
-    #[doc(hidden)] // for `sdpa`
-    pub fn asks_all(&self) -> bool {
-        !self.partly_asked
     }
 }
 
