@@ -95,6 +95,12 @@ impl PrefetchQueue {
         Self { stretches: [none; STRETCHES], len: 0, at: 0, pass: 0, line: 0 }
     }
 
+    /// Takes everything out of the queue.
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        (self.len, self.at, self.pass, self.line) = (0, 0, 0, 0);
+    }
+
     /// Adds `n` rows of `bytes`, `row` bytes apart.
     #[inline]
     pub(crate) fn push(&mut self, first: *const u8, row: isize, n: usize, bytes: usize) {

@@ -87,7 +87,7 @@ impl<S: Simd> Column<'_, S> {
             panels: 0..self.keys().len().div_ceil(LANES),
             spans: tile.spans,
             next_bias: None,
-            prefetch: &mut tile.prefetch,
+            prefetch: tile.prefetch,
             out: own.gradients,
         };
         match keys.operands {
@@ -127,7 +127,7 @@ impl<S: Simd> Column<'_, S> {
             Of::Values => (tile.scores, &tile.d_out, task.tiling.value_dim, sums.v),
             Of::Keys => (gradients, &tile.q, task.tiling.head_dim, sums.k),
         };
-        let (s, spans, prefetch) = (task.s, tile.spans, &mut tile.prefetch);
+        let (s, spans, prefetch) = (task.s, tile.spans, &mut *tile.prefetch);
         if task.products.parts() == 0 {
             let (rows, vecs) = (x.evenly(), cols.div_ceil(LANES));
             let sums = KeySums { weights, spans, rows, vecs, sums, chain: *chain, prefetch };
@@ -159,7 +159,7 @@ impl<S: Simd> Column<'_, S> {
             ColumnOperands::Packed { keys, .. } => keys,
             ColumnOperands::Floats(rows) => {
                 let (weights, spans, fresh) = (&*own.gradients, &**tile.spans, tile.fresh);
-                let of_rows = sums_of(cols, &mut tile.prefetch);
+                let of_rows = sums_of(cols, tile.prefetch);
                 let mut sums =
                     ValueSums { weights, spans, rows: all, fresh, out: memory, out_stride: stride, ..of_rows };
                 // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
@@ -175,7 +175,7 @@ impl<S: Simd> Column<'_, S> {
                 weights[..rows * SCORE_STRIDE]
                     .copy_from_slice(&own.gradients[first * SCORE_STRIDE..][..rows * SCORE_STRIDE]);
                 prepare::<S, A>(s, weights, &spans, rows);
-                let (out, of_rows) = (&mut memory[first * stride..], sums_of(cols, &mut tile.prefetch));
+                let (out, of_rows) = (&mut memory[first * stride..], sums_of(cols, tile.prefetch));
                 let (spans, fresh) = (&*spans, tile.fresh);
                 let mut sums = ValueSums { weights, spans, rows, fresh, out, out_stride: stride, ..of_rows };
                 // SAFETY: the caller guarantees the column's keys, packed in whole vectors; gradients beside spans are 0.

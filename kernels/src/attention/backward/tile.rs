@@ -40,7 +40,7 @@ pub(crate) struct TileScores<'b> {
     /// True if the gradients of the queries are written, not added to.
     pub(crate) fresh: bool,
     /// Memory to prefetch meanwhile.
-    pub(crate) prefetch: PrefetchQueue,
+    pub(crate) prefetch: &'b mut PrefetchQueue,
 }
 
 /// Turn of a key block among those that a row block sees.
@@ -94,7 +94,7 @@ impl<S: Simd> Column<'_, S> {
         // For all row blocks of the column.
         (block.needed, block.packed_keys) = (0..block.len, keys.packed);
         // SAFETY: the row block's turn has come, so its memory is this worker's.
-        block.prefetch = unsafe { self.prefetch(task, number, turn) };
+        *block.prefetch = unsafe { self.prefetch(task, number, turn) };
         block.copies = ScoreCopies {
             derivatives: task.call.options.softcap.is_some().then_some(&mut *scores.derivatives),
             biased: task.given.score.then_some(&mut *scores.biased),

@@ -56,7 +56,7 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
     /// Copies of the scores that the backward pass asks for.
     pub(crate) copies: ScoreCopies<'b>,
     /// Memory to prefetch while this block is computed.
-    pub(crate) prefetch: PrefetchQueue,
+    pub(crate) prefetch: &'b mut PrefetchQueue,
     /// Tables of addresses that `keys` and `values` may point at.
     tables: PhantomData<&'b mut [Table; 2]>,
 }
@@ -97,6 +97,8 @@ pub(crate) struct BlockMemory {
     tables: [Table; 2],
     /// Numbers and positions of a block's keys, used if they are listed.
     numbers: NumberMemory,
+    /// Memory to prefetch while a block is computed.
+    prefetch: PrefetchQueue,
 }
 
 impl BlockMemory {
@@ -107,6 +109,7 @@ impl BlockMemory {
             classes: [PanelClasses::ALL; MAX_ROW_BLOCK],
             tables: [Table::new(), Table::new()],
             numbers: NumberMemory::new(),
+            prefetch: PrefetchQueue::nothing(),
         }
     }
 }
@@ -126,7 +129,7 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
     ) -> Self {
         assert!(task.holds(first), "no block of the task's keys");
         let (at, len) = (task.index_of_key(first), KEY_BLOCK.min(task.key_count() - first));
-        let BlockMemory { spans, classes, tables: [key_table, value_table], numbers } = memory;
+        let BlockMemory { spans, classes, tables: [key_table, value_table], numbers, prefetch } = memory;
         // SAFETY: keys `first .. first + len` exist and their block is held, as asserted, or those of the list do: a checked call's
         // lists name keys that are there. The tables and the room are borrowed for as long as the block exists.
         let (keys, values) = unsafe {
@@ -137,6 +140,8 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
         };
         let numbers = KeyNumbers::of(task, first, len, numbers);
         let exact = task.call.kv.exact_rows([task.seq.source, task.set.kv_head]);
+        prefetch.clear();
+        prefetch::of_block(task, [first, len], values, prefetch);
         Self {
             task,
             first,
@@ -155,7 +160,7 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
             fresh: false,
             scaling: Scaling::First,
             copies: ScoreCopies::default(),
-            prefetch: prefetch::of_block(task, [first, len], values),
+            prefetch,
             tables: PhantomData,
         }
     }

@@ -16,7 +16,7 @@ use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 /// Number of first rows of a unit to prefetch, a panel's: later keys are prefetched by packing, later values by tiles.
 const FIRST: usize = LANES;
 
-/// Returns the memory to prefetch while a block is computed: the next block; with the last block the task's outputs
+/// Adds the memory to prefetch while a block is computed: the next block; with the last block the task's outputs
 /// and the first block and queries of the next task. For a unit it is the memory the unit accumulates into, if that
 /// is not in cache, the first rows of its values, and the first keys of the next unit: the rest is prefetched while the
 /// unit is read. Values that lie one after the other, in a cache, are wholly prefetched that way.
@@ -25,17 +25,17 @@ pub(crate) fn of_block<S: Simd>(
     task: &AttentionTask<'_, S>,
     [first, len]: [usize; 2],
     values: BlockValues,
-) -> PrefetchQueue {
-    let mut prefetch = PrefetchQueue::nothing();
+    prefetch: &mut PrefetchQueue,
+) {
     if let Next::Near = task.next {
-        return prefetch;
+        return;
     }
     if let Next::Block { accumulated: (at, bytes), next } = &task.next {
         if task.set.rows.len() > MEMORY_BOUND_ROWS {
             if let Some((rows, first)) = next {
-                push_block(&task.peek(rows), *first, &mut prefetch);
+                push_block(&task.peek(rows), *first, prefetch);
             }
-            return prefetch;
+            return;
         }
         prefetch.push(*at, 0, 1, *bytes);
         let rows = match values {
@@ -51,32 +51,31 @@ pub(crate) fn of_block<S: Simd>(
         if let Some((rows, n, columns)) = rows {
             prefetch.push_rows(rows, n, columns);
             if let Some((rows, first)) = next {
-                push_first_keys(&task.peek(rows), *first, &mut prefetch);
+                push_first_keys(&task.peek(rows), *first, prefetch);
             }
         }
-        return prefetch;
+        return;
     }
     if let Some(next) = task.blocks_in(first + 1..usize::MAX).next() {
-        push_block(task, next, &mut prefetch);
-        return prefetch;
+        push_block(task, next, prefetch);
+        return;
     }
     if let Some(out) = &task.outputs.out {
-        push_rows(task, &mut prefetch, task.tiling.value_dim, |row| {
+        push_rows(task, prefetch, task.tiling.value_dim, |row| {
             // SAFETY: the task's rows are inside the output.
             unsafe { out.rows(row.q_batch, row.head, row.at) }
         });
     }
     if task.outputs.out.is_none() {
-        push_state(task, &mut prefetch);
+        push_state(task, prefetch);
     }
     if let Next::Rows(rows) = &task.next {
         let next = task.peek(rows);
-        push_opening(&next, &mut prefetch);
+        push_opening(&next, prefetch);
         if next.outputs.state.as_ref().is_some_and(|state| state.seen == Seen::Keys) {
-            push_state(&next, &mut prefetch);
+            push_state(&next, prefetch);
         }
     }
-    prefetch
 }
 
 /// Prefetches the first keys and values after the block of a task's list that starts at key `first`: those of its next block, or of

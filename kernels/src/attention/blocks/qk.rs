@@ -5,14 +5,13 @@ use crate::attention::blocks::queries::{Queries, are_readable_in_place};
 use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::{KeySource, KeysToPack, LaterKeys, Packing, QueryRows, RunKeys};
 use crate::attention::products::score_run::ScoreRun;
-use crate::attention::scratch::MAX_ROW_BLOCK;
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::kv::key_block::Keys;
 use crate::matmul::dot_tile::{FAR, Later};
 use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, READING_KEYS};
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::Tensor;
-use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::rows::{KEY_BLOCK, Room};
 use core::ops::Range;
 
 /// Distance in keys at which tiles prefetch key rows that are not packed yet, of `row` bytes each: the run after the
@@ -39,7 +38,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 fit.min(if few { READING_KEYS } else { KEY_BLOCK })
             }
         };
-        let rows = self.query_rows::<A>(row_block);
+        let mut room = Room::new();
+        let rows = self.query_rows::<A>(row_block, &mut room);
         let [scale, _] = self.scaling.factors(task.call.scale);
         let needed = if ready { 0..self.len } else { self.needed.clone() };
         for first in needed.clone().step_by(run) {
@@ -57,9 +57,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 run_keys.keys = unsafe { A::pack_keys(task.s, to_pack, self.regions.keys) };
                 self.packed_keys = Some(first);
             }
-            let queries = QueryRows { rows: &rows[..n], head_dim, dtype: task.call.q.dtype(), scale };
+            let queries = QueryRows { rows, head_dim, dtype: task.call.q.dtype(), scale };
             let panels = first / LANES..keys.end.div_ceil(LANES);
-            let (prefetch, out) = (&mut self.prefetch, &mut *self.regions.scores);
+            let (prefetch, out) = (&mut *self.prefetch, &mut *self.regions.scores);
             let mut run = ScoreRun { rows: n, panels, spans: self.spans, next_bias: bias, prefetch, out };
             // SAFETY: every query has `head_dim` elements, those in scratch one after the other; the block has the keys, from
             // key `first` on, which is 0 if they were packed before. No span has keys that are not needed.
@@ -68,29 +68,27 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     }
 
     /// Returns the address of every query of a row block.
-    #[inline]
-    fn query_rows<A: Multiply>(&self, row_block: Range<usize>) -> [*const f32; MAX_ROW_BLOCK] {
+    #[inline(always)]
+    fn query_rows<'r, A: Multiply>(&self, row_block: Range<usize>, room: &'r mut Room<*const f32>) -> &'r [*const f32] {
         let (task, floats) = (self.task, A::query_floats(self.task.tiling.head_dim));
-        let mut rows = [core::ptr::null(); MAX_ROW_BLOCK];
-        for (row, n) in task.stretches(row_block.clone()) {
-            let first = (row_block.start + row.n) * floats;
-            let (first, step) = match (self.queries, &task.call.q) {
-                // SAFETY: the task's rows are inside the call's queries.
-                (Queries::InPlace, Tensor::F32(q)) if are_readable_in_place(q) => unsafe {
-                    (q.row(row.q_batch, row.head, row.at).0, q.strides()[2])
-                },
-                (Queries::Stored(stored), _) => {
-                    assert!(first + n * floats <= stored.len(), "queries outside scratch");
-                    // An address in the whole memory: a tile goes on from it to the next rows.
-                    (stored.as_ptr().wrapping_add(first), floats as isize)
-                }
-                _ => unreachable!("queries in another form than the keys'"),
-            };
-            for (k, at) in rows[row.n..row.n + n].iter_mut().enumerate() {
-                *at = first.wrapping_offset(k as isize * step);
+        let spread =
+            |first: *const f32, n: usize, step: isize| (0..n).map(move |k| first.wrapping_offset(k as isize * step));
+        match (self.queries, &task.call.q) {
+            // Addresses in the whole memory: a tile goes on from one to the next rows.
+            (Queries::Stored(stored), _) => {
+                assert!(row_block.end * floats <= stored.len(), "queries outside scratch");
+                let first = stored.as_ptr().wrapping_add(row_block.start * floats);
+                room.fill(spread(first, row_block.len(), floats as isize))
             }
+            (Queries::InPlace, Tensor::F32(q)) if are_readable_in_place(q) => {
+                room.fill(task.stretches(row_block).flat_map(|(row, n)| {
+                    // SAFETY: the task's rows are inside the call's queries.
+                    let (first, _) = unsafe { q.row(row.q_batch, row.head, row.at) };
+                    spread(first, n, q.strides()[2])
+                }))
+            }
+            _ => unreachable!("queries in another form than the keys'"),
         }
-        rows
     }
 
     /// Returns what few rows, `rows` of them, prefetch while they compute the keys from `first` on: packed keys

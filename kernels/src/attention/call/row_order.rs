@@ -58,7 +58,10 @@ impl RowOrder {
     /// Returns the place of a row.
     #[inline(always)]
     pub(crate) fn at(self, row: usize) -> RowAt {
-        // Divides only if the row does not belong to the first head.
+        // Divides only if heads have several rows, and the row does not belong to the first head.
+        if self.q_len == 1 {
+            return RowAt { head: row, i: 0, left: 1 };
+        }
         if row < self.together {
             return RowAt { head: 0, i: row, left: self.together - row };
         }

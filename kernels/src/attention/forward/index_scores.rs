@@ -8,7 +8,7 @@ use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::RowSet;
 use crate::attention::call::selection::SelectedKeys;
-use crate::attention::scratch::{MAX_ROW_BLOCK, QueryMemory, Scratch};
+use crate::attention::scratch::{MAX_TASK, QueryMemory, Scratch};
 use crate::attention::steps::choose::keep_larger;
 use crate::attention::steps::index_sums::{IndexRow, add_index_sums, finish_index_sums};
 use crate::simd::Simd;
@@ -60,12 +60,20 @@ impl IndexOutput<'_> {
     pub(crate) unsafe fn hide(&self, [sequence, kv_head, i]: [usize; 3], keys: Range<usize>) {
         let (view, [b, h, l], begins) = self.row(sequence, kv_head, i);
         let [batch, heads, rows, len] = view.shape();
-        assert!(b < batch && h < heads && l < rows && keys.end <= len, "a row outside the output");
-        for key in if begins { keys } else { 0..0 } {
-            // SAFETY: row and key are inside the view; the caller guarantees that they are this worker's.
-            unsafe {
-                let (scores, element) = view.row(b, h, l);
-                *scores.offset(key as isize * element) = f32::NEG_INFINITY;
+        assert!(
+            b < batch && h < heads && l < rows && keys.start <= keys.end && keys.end <= len,
+            "a row outside the output"
+        );
+        if !begins {
+            return;
+        }
+        // SAFETY: row and keys are inside the view; the caller guarantees that they are this worker's.
+        unsafe {
+            let (scores, element) = view.row(b, h, l);
+            if element == 1 {
+                core::slice::from_raw_parts_mut(scores.add(keys.start), keys.len()).fill(f32::NEG_INFINITY);
+            } else {
+                keys.for_each(|key| *scores.offset(key as isize * element) = f32::NEG_INFINITY);
             }
         }
     }
@@ -163,13 +171,17 @@ impl<S: Simd, I: Iterator<Item = RowSet<'static>> + Clone> Group<'_, S, I> {
         let Some(whole) = self.sets.clone().next().map(task) else { return };
         let (one, mut memory, mut query_memory) =
             (self.sets.clone().count() == 1, BlockMemory::new(), QueryMemory::Free);
+        let mut rows = [IndexRow::NONE; MAX_TASK];
         for first in whole.blocks_in(keys) {
             scratch.regions(bound.tiling).values[..self.rows * KEY_BLOCK].fill(0.0);
             for set in self.sets.clone() {
                 let (task, regions) = (task(set), &mut scratch.regions(bound.tiling));
                 regions.query_memory = query_memory;
+                if query_memory == QueryMemory::Free {
+                    self.find_rows(&task, &mut rows);
+                }
                 let (queries, sums) = (Queries::of(&task, regions), core::mem::take(&mut regions.values));
-                self.add(&mut KeyBlock::of(&task, first, queries, &mut memory, regions), sums);
+                self.add(&mut KeyBlock::of(&task, first, queries, &mut memory, regions), &rows, sums);
             }
             if one {
                 query_memory = QueryMemory::Filled;
@@ -191,18 +203,22 @@ impl<S: Simd, I: Iterator<Item = RowSet<'static>> + Clone> Group<'_, S, I> {
         }
     }
 
+    /// Finds the query row and the weight of each row of a task.
+    fn find_rows(&self, task: &AttentionTask<'_, S>, rows: &mut [IndexRow; MAX_TASK]) {
+        for row in task.rows(0..task.set.rows.len()) {
+            let weight = self.tensors.weights.get([row.q_batch, row.head, row.at, 0]);
+            rows[row.n] = IndexRow { query: row.i - self.first, weight: weight.copied().unwrap_or(f32::NAN) };
+        }
+    }
+
     /// Adds the scores of the task's rows to the sums of their query rows, row block by row block.
-    fn add(&self, block: &mut KeyBlock<'_, '_, S>, sums: &mut [f32]) {
+    fn add(&self, block: &mut KeyBlock<'_, '_, S>, rows: &[IndexRow], sums: &mut [f32]) {
         for row_block in block.task.row_blocks() {
-            let mut rows = [IndexRow::NONE; MAX_ROW_BLOCK];
-            for row in block.task.rows(row_block.clone()) {
-                let weight = self.tensors.weights.get([row.q_batch, row.head, row.at, 0]);
-                rows[row.n] = IndexRow { query: row.i - self.first, weight: weight.copied().unwrap_or(f32::NAN) };
-            }
-            if block.compute_scores(row_block.clone()) {
-                add_index_sums(self.bound.s, block.scores(row_block.len()), &rows, sums);
+            let rows = &rows[row_block.clone()];
+            if block.compute_scores(row_block) {
+                add_index_sums(self.bound.s, block.scores(rows.len()), rows, sums);
             } else {
-                let hidden = rows[..row_block.len()].iter().map(|row| row.query * KEY_BLOCK);
+                let hidden = rows.iter().map(|row| row.query * KEY_BLOCK);
                 hidden.for_each(|first| sums[first..first + KEY_BLOCK].fill(f32::NEG_INFINITY));
             }
         }

@@ -67,17 +67,17 @@ impl<S: Simd> AttentionTask<'_, S> {
             return;
         }
         score_outputs::fill_unselected(self);
-        let regions = &mut scratch.regions(self.tiling);
+        let (regions, memory) = (&mut scratch.regions(self.tiling), &mut BlockMemory::new());
         let queries = Queries::of(self, regions);
         for &nonfinite in passes {
             let last = self.blocks().next_back();
             let pass = Pass { weights: Weights::Running, nonfinite, last, fresh: self.begin(regions) };
-            let ended = self.accumulate(queries, pass, self.blocks(), regions);
+            let ended = self.accumulate(queries, pass, self.blocks(), memory, regions);
             if self.given.weight {
                 regions.rescale_prev.fill(1.0);
                 regions.rescale_block.fill(1.0);
                 let pass = Pass { weights: Weights::Finished, nonfinite, last: None, fresh: false };
-                self.accumulate(queries, pass, self.blocks(), regions);
+                self.accumulate(queries, pass, self.blocks(), memory, regions);
             }
             if self.finish(nonfinite, ended, regions) {
                 break;
@@ -108,12 +108,13 @@ impl<S: Simd> AttentionTask<'_, S> {
         queries: Queries<'_>,
         Pass { weights, nonfinite, last, mut fresh }: Pass,
         blocks: impl Iterator<Item = usize>,
+        memory: &mut BlockMemory,
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
         let (mut ends, mut ended) = (None, EndedRowBlocks::NONE);
-        let (mut memory, mut exact_weights, scaling) = (BlockMemory::new(), Room::new(), self.scaling());
+        let (mut exact_weights, scaling) = (Room::new(), self.scaling());
         for first in blocks {
-            let mut block = KeyBlock::of(self, first, queries, &mut memory, regions);
+            let mut block = KeyBlock::of(self, first, queries, memory, regions);
             block.scaling = scaling;
             for (number, row_block) in self.row_blocks().enumerate() {
                 let visible = block.compute_scores(row_block.clone());
@@ -177,17 +178,23 @@ impl<S: Simd> AttentionTask<'_, S> {
 
     /// Accumulates one of the task's key blocks: into what the regions hold of earlier ones, if it is `in_order`, where what is
     /// not finite stays so until the rows are finished; otherwise alone.
-    pub(crate) fn accumulate_block(&self, first: usize, in_order: bool, regions: &mut Regions<'_>) {
+    pub(crate) fn accumulate_block(
+        &self,
+        first: usize,
+        in_order: bool,
+        memory: &mut BlockMemory,
+        regions: &mut Regions<'_>,
+    ) {
         let (queries, block) = (Queries::of(self, regions), core::iter::once(first));
         let running = |nonfinite, fresh| Pass { weights: Weights::Running, nonfinite, last: None, fresh };
         if in_order {
-            self.accumulate(queries, running(NonFinite::Ignored, false), block, regions);
+            self.accumulate(queries, running(NonFinite::Ignored, false), block, memory, regions);
             return;
         }
         // Once more, with non-finite values handled, if anything is not finite.
         for nonfinite in ASSUMED_FINITE {
             let pass = running(nonfinite, self.begin(regions));
-            self.accumulate(queries, pass, block.clone(), regions);
+            self.accumulate(queries, pass, block.clone(), memory, regions);
             if self.accumulated_is_finite(regions) {
                 break;
             }

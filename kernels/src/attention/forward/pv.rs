@@ -125,7 +125,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             out_stride: stride,
             ends: None,
             signs: if self.task.given.weight { WeightSigns::Any } else { WeightSigns::NonNegative },
-            prefetch: &mut self.prefetch,
+            prefetch: self.prefetch,
         }
     }
 
@@ -184,7 +184,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 out_stride: width,
                 ends: None,
                 signs: WeightSigns::Any,
-                prefetch: &mut self.prefetch,
+                prefetch: self.prefetch,
             };
             // SAFETY: the caller guarantees whole vectors for the rows of the block; the span ends inside the block,
             // and no row ends here.

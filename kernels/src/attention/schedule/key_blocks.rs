@@ -5,6 +5,7 @@
 //! scores, because a mask, a bias, ALiBi, dropout or a function of the caller's treats each by its position, sequences meet
 //! the block one after the other, while it is in cache.
 
+use crate::attention::blocks::key_block::BlockMemory;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::options::Options;
 use crate::attention::call::row_mods::Given;
@@ -50,7 +51,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     /// # Safety
     /// The run is this worker's alone.
     pub(crate) unsafe fn run(&mut self, run: Range<usize>, stop: &Stop<'_>, scratch: &mut Scratch) {
-        let regions = &mut scratch.regions(self.bound.tiling);
+        let (regions, memory) = (&mut scratch.regions(self.bound.tiling), &mut BlockMemory::new());
         let mut units = run.map(|number| self.parts.units.at(number)).peekable();
         while let Some(unit) = units.next() {
             if stop.leaves() {
@@ -58,7 +59,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
             }
             // SAFETY: the unit belongs to this run, so its parts are this worker's; a part of several blocks because all
             // of their units belong to the run.
-            unsafe { self.accumulate(Step { unit, next: units.peek().copied() }, regions) }
+            unsafe { self.accumulate(Step { unit, next: units.peek().copied() }, memory, regions) }
         }
         self.parts.accumulated.add_one();
     }
@@ -67,7 +68,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     ///
     /// # Safety
     /// The parts of the unit, and of the same block and head of the entries that share it, are this worker's alone.
-    unsafe fn accumulate(&mut self, step: Step, regions: &mut Regions<'_>) {
+    unsafe fn accumulate(&mut self, step: Step, memory: &mut BlockMemory, regions: &mut Regions<'_>) {
         let (call, parts, unit) = (self.bound.checked.call(), self.parts, step.unit);
         let mut entries = parts.units.sharers(unit);
         // A block that a cache has evicted is evicted for all that share it. Lists of keys are as long as they are.
@@ -91,7 +92,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
             let unit = Unit { entry: entries.start, ..unit };
             let end = entries.start + self.together(unit, entries.end);
             // SAFETY: the entries share the unit's block, so the caller guarantees that their parts are this worker's.
-            unsafe { self.accumulate_rows(Step { unit, ..step }, entries.start..end, regions.reborrow()) }
+            unsafe { self.accumulate_rows(Step { unit, ..step }, entries.start..end, memory, regions.reborrow()) }
             entries.start = end;
         }
     }
@@ -112,7 +113,13 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     ///
     /// # Safety
     /// The entries share the unit's block (the first entry is the unit's), and their parts are this worker's alone.
-    unsafe fn accumulate_rows(&mut self, Step { unit, next }: Step, entries: Range<usize>, mut regions: Regions<'_>) {
+    unsafe fn accumulate_rows(
+        &mut self,
+        Step { unit, next }: Step,
+        entries: Range<usize>,
+        memory: &mut BlockMemory,
+        mut regions: Regions<'_>,
+    ) {
         let (parts, tiling) = (self.parts, self.bound.tiling);
         let (first, in_order) = (parts.units.first_key(unit), parts.units.entry(unit.entry).in_order);
         let next = self.after(unit, next);
@@ -125,14 +132,14 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
             // Directly where the merge reads it.
             // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
             let [max, sum, out] = unsafe { parts.part(unit, task.set.rows.clone()) };
-            return task.accumulate_block(first, in_order, &mut Regions { max, sum, out, ..regions });
+            return task.accumulate_block(first, in_order, memory, &mut Regions { max, sum, out, ..regions });
         }
         if in_order {
             regions.clear_state(task.set.rows.len());
             // SAFETY: the caller guarantees the entries, and that their parts are this worker's.
             unsafe { parts.load(unit, entries.clone(), &mut regions) }
         }
-        task.accumulate_block(first, in_order, &mut regions);
+        task.accumulate_block(first, in_order, memory, &mut regions);
         // SAFETY: as above.
         unsafe { parts.save(unit, entries, &regions) }
     }

@@ -3,7 +3,7 @@
 
 use super::avx2::Avx2;
 use super::avx2_half::{Avx2Half, max8, sum8};
-use super::avx512_token::{Avx512, Avx512Bf16, Avx512Token, Avx512Vnni, BF16, VNNI};
+use super::avx512_token::{Avx512, Avx512Token, BF16, VNNI};
 use crate::simd::numbers::LOWEST_EXPONENT;
 use crate::simd::{Bf16DotWork, Bf16x2, Int8DotWork, LANES, Simd, Vector};
 use core::arch::x86_64::*;
@@ -147,12 +147,12 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     fn has_bf16_dot(self) -> bool {
         // AMD's cores multiply pairs at twice the rate of FMAs, Intel's (Sapphire Rapids) at a third. SSE4a is AMD's alone;
         // the vendor is not queried: a virtual machine takes microseconds to answer.
-        is_x86_feature_detected!("sse4a") && Avx512Bf16::detect().is_some()
+        is_x86_feature_detected!("sse4a") && self.with::<BF16>().is_some()
     }
 
     #[inline(always)]
     unsafe fn with_bf16_dot<W: Bf16DotWork>(self, work: W) -> W::Output {
-        let s = Avx512Bf16::detect().expect("bf16 pairs are made only where AVX512_BF16 is detected");
+        let s = self.with::<BF16>().expect("bf16 pairs are made only where AVX512_BF16 is detected");
         // SAFETY: the caller guarantees what the work requires.
         unsafe { work.run(s) }
     }
@@ -161,7 +161,7 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     unsafe fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
         // SAFETY: the caller guarantees what the work requires.
         unsafe {
-            match Avx512Vnni::detect() {
+            match self.with::<VNNI>() {
                 Some(vnni) => work.run(vnni),
                 None => work.run(Avx2::detect().expect("AVX-512F includes AVX2 and FMA")),
             }

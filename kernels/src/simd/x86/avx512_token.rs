@@ -10,6 +10,26 @@ pub(crate) struct Avx512Token<const EXTRA: u8> {
     pub(super) large_l1: bool,
     /// Result of [`Simd::has_matrix_unit`].
     pub(super) unit: bool,
+    /// Extensions that the machine has.
+    extensions: Extensions,
+}
+
+/// Extensions of AVX-512 that the machine has, each with AVX-512BW: looking for them once more takes a hundredth of a step.
+#[derive(Clone, Copy, Debug)]
+struct Extensions {
+    vnni: bool,
+    bf16: bool,
+}
+
+impl Extensions {
+    #[inline(always)]
+    fn has(self, extra: u8) -> bool {
+        match extra {
+            VNNI => self.vnni,
+            BF16 => self.bf16,
+            _ => true,
+        }
+    }
 }
 
 const NOTHING: u8 = 0;
@@ -27,18 +47,26 @@ pub(crate) type Avx512Vnni = Avx512Token<VNNI>;
 pub(crate) type Avx512Bf16 = Avx512Token<BF16>;
 
 impl<const EXTRA: u8> Avx512Token<EXTRA> {
-    /// Returns the proof if the machine has the features. There is no other constructor.
+    /// Returns the proof if the machine has the features. There is no other constructor, but [`Self::with`].
     pub(crate) fn detect() -> Option<Self> {
-        let extra = match EXTRA {
-            VNNI => is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni"),
-            BF16 => is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512bf16"),
-            _ => true,
+        let words = is_x86_feature_detected!("avx512bw");
+        let extensions = Extensions {
+            vnni: words && is_x86_feature_detected!("avx512vnni"),
+            bf16: words && is_x86_feature_detected!("avx512bf16"),
         };
         // Among machines with AVX-512, those with AVX-VNNI have 48 KiB of first-level cache (Zen 5, Sapphire Rapids);
         // of the others some have (Ice Lake), most have 32 (Zen 4, Skylake). The cache size is not queried: a virtual
         // machine takes microseconds to answer.
         let large_l1 = is_x86_feature_detected!("avxvnni");
-        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { large_l1, unit: cfg!(matrix_unit_model) })
+        let present = is_x86_feature_detected!("avx512f") && extensions.has(EXTRA);
+        present.then_some(Self { large_l1, unit: cfg!(matrix_unit_model), extensions })
+    }
+
+    /// Returns the proof of an extension, if the machine has it.
+    #[inline(always)]
+    pub(super) fn with<const OTHER: u8>(self) -> Option<Avx512Token<OTHER>> {
+        let Self { large_l1, unit, extensions } = self;
+        extensions.has(OTHER).then_some(Avx512Token { large_l1, unit, extensions })
     }
 
     /// Overrides [`Simd::has_large_l1`].
