@@ -48,7 +48,7 @@ impl<'a> TensorFile<'a> {
     /// # Errors
     /// [`Error::File`].
     pub fn read(bytes: &'a [u8]) -> Result<Self, Error> {
-        let header = SafeTensors::read_metadata(bytes);
+        let header = ends_fit(bytes).and_then(|()| SafeTensors::read_metadata(bytes));
         let (len, header) = header.map_err(|e| match expected_length(bytes, &e) {
             Some(expected) => wrong(format!("the file has {} bytes, but its header speaks of {expected}", bytes.len())),
             None => wrong(format!("no safetensors file: {e}")),
@@ -131,11 +131,38 @@ fn header_end(bytes: &[u8]) -> Option<u64> {
     u64::from_le_bytes(*bytes.first_chunk()?).checked_add(8)
 }
 
-/// End of the last tensor, by a complete header.
+/// Checks, before a file is read, that its length by its header is a number: the reader of `safetensors` 0.8 adds up without looking.
+///
+/// ```
+/// let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, u64::MAX);
+/// let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+/// assert!(sdpa::tensor_file::ends_fit(&bytes).is_err());
+/// ```
+///
+/// # Errors
+/// [`SafeTensorError::ValidationOverflow`].
+pub fn ends_fit(bytes: &[u8]) -> Result<(), SafeTensorError> {
+    let is_number = |end: u64| header_end(bytes)?.checked_add(end).and_then(|end| usize::try_from(end).ok());
+    match last_end(bytes) {
+        Some(end) if is_number(end).is_none() => Err(SafeTensorError::ValidationOverflow),
+        _ => Ok(()),
+    }
+}
+
+/// Length of a file by its complete header.
 fn data_end(bytes: &[u8]) -> Option<u64> {
-    let end = header_end(bytes)?;
-    let header = bytes.get(8..usize::try_from(end).ok()?)?;
-    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
-    let ends = header.values().filter_map(|tensor| tensor["data_offsets"][1].as_u64());
-    end.checked_add(ends.max()?)
+    header_end(bytes)?.checked_add(last_end(bytes)?)
+}
+
+/// End of the last tensor, behind the header, by a complete header.
+fn last_end(bytes: &[u8]) -> Option<u64> {
+    /// What a header says of a tensor, or of the file.
+    #[derive(Deserialize)]
+    struct Described {
+        #[serde(default)]
+        data_offsets: serde_json::Value,
+    }
+    let header = bytes.get(8..usize::try_from(header_end(bytes)?).ok()?)?;
+    let header: HashMap<String, Described> = serde_json::from_slice(header).ok()?;
+    header.values().filter_map(|described| described.data_offsets[1].as_u64()).max()
 }

@@ -17,6 +17,11 @@ mod settings;
 #[allow(dead_code, reason = "it is read, not carried out")]
 mod sweep;
 
+/// What the command line of `embed` needs of its encoder.
+mod encoder {
+    pub(crate) const MODEL: &str = "a folder";
+}
+
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 

@@ -78,7 +78,9 @@ mod unruly;
 pub(crate) use kinds::imports::import;
 #[allow(unused_imports, reason = "for kinds of `fuzz/src`")]
 pub(crate) use kinds::kind;
+#[allow(unused_imports, reason = "not all of `fuzz/targets` need them")]
 pub(crate) use kinds::{KINDS, Kind};
+#[allow(unused_imports, reason = "for the fuzzer itself")]
 pub(crate) use memory::watch;
 #[allow(unused_imports, reason = "for `fuzz/targets`")]
 pub(crate) use rng::Rng;

@@ -3,7 +3,7 @@
 use super::{ModelError, Tensor, TensorSource};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors};
-use sdpa::tensor_file::expected_length;
+use sdpa::tensor_file::{ends_fit, expected_length};
 
 const FORMAT: &str = "a safetensors file";
 
@@ -36,7 +36,7 @@ impl<'a> SafeTensorsFile<'a> {
     /// [`ModelError::Length`] for a file that is shorter or longer than its header says, [`ModelError::Format`] for
     /// anything else that is not safetensors.
     pub fn new(bytes: &'a [u8]) -> Result<Self, ModelError> {
-        match SafeTensors::deserialize(bytes) {
+        match ends_fit(bytes).and_then(|()| SafeTensors::deserialize(bytes)) {
             Ok(tensors) => Ok(Self { tensors }),
             Err(e) => Err(match expected_length(bytes, &e) {
                 Some(expected) => ModelError::Length { got: bytes.len() as u64, expected },

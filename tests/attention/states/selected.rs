@@ -31,8 +31,8 @@ fn in_parts(case: &Case, exec: Exec, parts: &[Range<usize>]) -> Full {
 
 #[test]
 fn rows_that_select_keys_have_the_same_bits_however_keys_are_divided() {
-    let mut skipped = 0;
-    for seed in 0..fewer(100) {
+    let (cases, mut skipped) = (100, 0);
+    for seed in 0..fewer(cases) {
         let rng = &mut Rng::new(79_000 + seed);
         let case = stateful(rng, 200_000);
         let case = Case { selected: Some(random_lists(rng, &case)), ..case };
@@ -57,7 +57,8 @@ fn rows_that_select_keys_have_the_same_bits_however_keys_are_divided() {
         skipped +=
             parts.iter().filter(|keys| dense_state.sees((*keys).clone()) && !state.sees((*keys).clone())).count();
     }
-    assert!(skipped > 3, "only {skipped} parts that no list names");
+    // A few cases need not have such a part.
+    assert!(skipped > 3 || fewer(cases) < cases, "only {skipped} parts that no list names");
 }
 
 /// As long as no list has more keys than a block, and all lie in one, the bits are those of one call.

@@ -51,6 +51,7 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             no_file(&[&8u64.to_le_bytes()[..], b"not JSON"].concat()),
             "not a safetensors file",
         ),
+        mistake(2, "tensors that end beyond all numbers", no_file(&endless()), "not a safetensors file"),
         mistake(
             2,
             "a file cut off",
@@ -58,6 +59,19 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             format!("the file has {} bytes, but its header speaks of {}", whole.len() - 1, whole.len()),
         ),
     ]
+}
+
+/// A file of tensors that follow one another up to the largest number: with the header before them it overflows.
+fn endless() -> Vec<u8> {
+    let tensor = |name: &str, from: usize, to: usize| {
+        format!(r#""{name}":{{"dtype":"U8","shape":[{}],"data_offsets":[{from},{to}]}}"#, to - from)
+    };
+    // A tensor's size in bits is a number, too.
+    let step = usize::MAX / 8;
+    let ends = (0..9).map(|n| (n * step, usize::MAX.min((n + 1).saturating_mul(step))));
+    let tensors: Vec<_> = ends.enumerate().map(|(n, (from, to))| tensor(&n.to_string(), from, to)).collect();
+    let header = format!("{{{}}}", tensors.join(","));
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()
 }
 
 /// A file with word embeddings of `f64`.
