@@ -1,5 +1,6 @@
 //! The repository itself: its imports and its documents.
 
 mod docs;
+mod faults;
 mod imports;
 mod platform;
