@@ -3,8 +3,10 @@
 //! Whatever the source, the main loop gets a block of up to 256 keys at a time: rows to be packed, or panels that are
 //! packed already; and rows of values, or value panels of their columns. So all sources give the same bits.
 
+mod format;
+
 use crate::kv::block_table::Stretch;
-use crate::kv::cache::{Cache, CacheFormat, ExactRows, KvFormat, PackedPool, TokenPart};
+use crate::kv::cache::{Cache, PackedPool, TokenPart};
 use crate::kv::gathered::{self, rows_memory};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::pages::{Pages, scattered_rows};
@@ -150,38 +152,6 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Returns the number of bytes of a key and its value in one head, without scales.
-    pub fn token_bytes(&self) -> usize {
-        let [key, value] = match self.format() {
-            Some(KvFormat { keys, values, .. }) => [keys, values].map(CacheFormat::bits),
-            None => self.dtypes().map(|dtype| dtype.map_or(8, |dtype| 8 * dtype.bytes())),
-        };
-        let [k, v] = self.dims();
-        let v = if self.cache().is_some_and(Cache::is_latent) { 0 } else { v };
-        (k * key + v * value).div_ceil(8)
-    }
-
-    /// Returns the types of keys and of values; `None` for those of eight and four bits.
-    #[inline]
-    pub fn dtypes(&self) -> [Option<Dtype>; 2] {
-        match &self.0 {
-            Source::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
-            Source::Pages(pages) => pages.dtypes(),
-            Source::Cache(cache) => cache.format().dtypes(),
-        }
-    }
-
-    /// Returns the format of a cache or pool, if that is the source.
-    #[inline]
-    #[doc(hidden)] // its type is that of caches
-    pub fn format(&self) -> Option<KvFormat<'a>> {
-        match self.0 {
-            Source::Tensors { .. } => None,
-            Source::Pages(pages) => Some(pages.pool()?.format()),
-            Source::Cache(cache) => Some(cache.format()),
-        }
-    }
-
     /// Returns the two tensors, if that is the source.
     pub fn tensors(&self) -> Option<[Tensor<'a>; 2]> {
         match self.0 {
@@ -248,24 +218,6 @@ impl<'a> KeyValues<'a> {
             Source::Pages(pages) => pages.elements(part, at, of),
             Source::Cache(cache) => cache.elements(part, at, of),
         }
-    }
-
-    /// Returns the exact rows of the first tokens of a sequence, if it has any.
-    #[inline]
-    pub(crate) fn exact_rows(&self, [b, head]: [usize; 2]) -> Option<ExactRows<'_>> {
-        match &self.0 {
-            Source::Tensors { .. } => None,
-            Source::Pages(pages) => pages.exact_rows(b, head),
-            Source::Cache(cache) => cache.exact_rows(b, head),
-        }
-    }
-
-    /// Returns the scales of the channels of a head's keys, if keys have such.
-    #[inline]
-    pub(crate) fn key_channels(&self, head: usize) -> Option<&'a [f32]> {
-        let CacheFormat::Int8PerChannel(scales) = self.format()?.keys else { return None };
-        let dim = scales.len() / self.kv_heads();
-        Some(&scales[head * dim..][..dim])
     }
 
     /// Returns true if the block of keys that starts at `first` is held: a sliding cache evicts blocks.

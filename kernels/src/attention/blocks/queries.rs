@@ -5,7 +5,6 @@ use crate::attention::products::by_arithmetic;
 use crate::attention::products::multiply::Multiply;
 use crate::attention::products::operands::QueryRow;
 use crate::attention::scratch::{QueryMemory, Regions};
-use crate::matmul::hadamard::Basis;
 use crate::simd::Simd;
 use crate::tensor::any::Tensor;
 use crate::tensor::view::View;
@@ -47,12 +46,15 @@ impl<'r> Queries<'r> {
 fn store<S: Simd, A: Multiply>(task: &AttentionTask<'_, S>, room: &mut [f32], stored: &mut [f32]) {
     let head_dim = task.tiling.head_dim;
     let (scale, channels) = (task.call.scale, task.call.kv.key_channels(task.set.kv_head));
-    let basis = task.call.kv.format().map_or(Basis::Channels, |format| format.key_basis);
-    for (row, to) in task.rows(0..task.set.rows.len()).zip(stored.chunks_exact_mut(A::query_floats(head_dim))) {
-        // SAFETY: the task's rows are inside the call's queries, which have `head_dim` elements.
-        unsafe {
-            let row = task.call.q.rows(row.q_batch, row.head, row.at);
-            A::store_query(task.s, QueryRow { row, head_dim, scale, channels, basis }, room, to);
+    let ([basis, _], mut stored) = (task.call.kv.bases(), stored.chunks_exact_mut(A::query_floats(head_dim)));
+    for (first, n) in task.stretches(0..task.set.rows.len()) {
+        for (k, to) in (0..n).zip(&mut stored) {
+            let row = first.after(k);
+            // SAFETY: the task's rows are inside the call's queries, which have `head_dim` elements.
+            unsafe {
+                let row = task.call.q.rows(row.q_batch, row.head, row.at);
+                A::store_query(task.s, QueryRow { row, head_dim, scale, channels, basis }, room, to);
+            }
         }
     }
 }

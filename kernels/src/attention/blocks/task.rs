@@ -191,6 +191,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         assert!(row_block.end <= self.set.rows.len(), "a row block outside its task");
         let (call, group_size, first_head) = (self.call, self.group_size, self.set.kv_head * self.group_size);
         let (mut seq, mut others) = (self.seq, self.set.others.iter());
+        let mut order = call.row_order(seq.q_len);
         let (mut first, mut n) = (self.set.rows.start + row_block.start, 0);
         core::iter::from_fn(move || {
             if n == row_block.len() {
@@ -199,8 +200,9 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
             while first >= group_size * seq.q_len {
                 first -= group_size * seq.q_len;
                 seq = call.sequence(others.next()?.sequence);
+                order = call.row_order(seq.q_len);
             }
-            let RowAt { head, i, left } = call.row_order(seq.q_len).at(first);
+            let RowAt { head, i, left } = order.at(first);
             let len = left.min(row_block.len() - n);
             let row = Row { n, head: first_head + head, i, q_batch: seq.q_batch, at: seq.first_row + i };
             (first, n) = (first + len, n + len);

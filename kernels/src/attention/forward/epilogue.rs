@@ -5,6 +5,7 @@ use crate::attention::forward::state::StateTransfer;
 use crate::attention::scratch::{MAX_ROW_BLOCK, MAX_TASK, Regions};
 use crate::attention::steps::epilogue::{self, END_ROWS, Finish, RowBlockEnds, RowSum};
 use crate::matmul::finite;
+use crate::matmul::hadamard::Basis;
 use crate::matmul::pack::NonFinite;
 use crate::simd::Simd;
 use crate::tensor::any::{TensorMut, Typed};
@@ -156,9 +157,10 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// come. What the regions hold is of no further use. Returns
     /// false if something accumulated was not finite.
     pub(crate) fn finish(&self, nonfinite: NonFinite, ended: EndedRowBlocks, regions: &mut Regions<'_>) -> bool {
-        if let Some(format) = self.call.kv.format() {
+        let [_, basis] = self.call.kv.bases();
+        if basis != Basis::Channels {
             let rows = regions.out.chunks_exact_mut(self.tiling.width()).take(self.set.rows.len());
-            rows.for_each(|row| format.value_basis.transform(self.s, &mut row[..self.tiling.value_dim]));
+            rows.for_each(|row| basis.transform(self.s, &mut row[..self.tiling.value_dim]));
         }
         let Some(output) = &self.outputs.out else {
             let finite = self.accumulated_is_finite(regions);

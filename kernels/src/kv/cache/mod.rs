@@ -38,7 +38,7 @@ use layout::{Format, KeyOrder, Sizes};
 pub use pool::PackedPool;
 pub use spare::SpareBlocks;
 use std::sync::Arc;
-use store::Store;
+pub(crate) use store::Store;
 pub use store::{CacheFormat, KvFormat};
 pub use token_part::TokenPart;
 pub use tokens::NewTokens;
@@ -162,6 +162,12 @@ impl Cache {
     /// Returns the format of its elements.
     pub fn format(&self) -> KvFormat<'_> {
         self.store.format()
+    }
+
+    /// Returns the sizes and the format of what is stored.
+    #[inline]
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Returns the keys that the cache keeps, if it evicts others.

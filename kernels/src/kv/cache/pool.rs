@@ -83,6 +83,12 @@ impl PackedPool {
         self.store.format()
     }
 
+    /// Returns the sizes and the format of what is stored.
+    #[inline]
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
         let exact = self.exact.iter().flatten().map(|page| page.rows.bytes());

@@ -129,7 +129,7 @@ impl PartialEq<CacheFormat<'_>> for KvFormat<'_> {
 
 /// Sizes and format of what is stored.
 #[derive(Debug, Clone)]
-pub(super) struct Store {
+pub(crate) struct Store {
     pub(super) sizes: Sizes,
     /// What appending bytes takes, if keys or values are int8 or E4M3.
     pub(super) int8: Option<Int8>,
@@ -214,7 +214,7 @@ impl Store {
     }
 
     /// Returns the format.
-    pub(super) fn format(&self) -> KvFormat<'_> {
+    pub(crate) fn format(&self) -> KvFormat<'_> {
         let heads = |n: usize| self.int8.as_ref().and_then(|int8| int8.heads[n].as_deref());
         let format = |n: usize, format: Format| match (format, self.channel_scales()) {
             (Format::E4m3, _) => heads(n).map_or(CacheFormat::E4m3PerToken, CacheFormat::E4m3PerHead),
@@ -227,8 +227,15 @@ impl Store {
         KvFormat { keys: format(0, keys), values: format(1, values), key_basis, value_basis, exact_first: exact }
     }
 
+    /// Returns the bases of the elements of keys and of values.
+    #[inline]
+    pub(crate) fn bases(&self) -> [Basis; 2] {
+        [self.sizes.key_basis, self.sizes.value_basis]
+    }
+
     /// Returns the scales of the keys' channels, `[kv_heads][head_dim]`, if they have any.
-    pub(super) fn channel_scales(&self) -> Option<&[f32]> {
+    #[inline]
+    pub(crate) fn channel_scales(&self) -> Option<&[f32]> {
         self.int8.as_ref()?.channels.as_deref()
     }
 
