@@ -188,6 +188,12 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     /// # Panics
     /// If the row block does not lie inside the task: every row returned is one of the task's.
     pub(crate) fn stretches(&self, row_block: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<'t, S> {
+        self.stretches_inlined(row_block)
+    }
+
+    /// Returns what [`Self::stretches`] does, compiled into its caller: for tasks so short that a call of a function shows.
+    #[inline(always)]
+    pub(crate) fn stretches_inlined(&self, row_block: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<'t, S> {
         assert!(row_block.end <= self.set.rows.len(), "a row block outside its task");
         let (call, group_size, first_head) = (self.call, self.group_size, self.set.kv_head * self.group_size);
         let (mut seq, mut others) = (self.seq, self.set.others.iter());

@@ -83,7 +83,7 @@ impl<'t> ShortCall<'t> {
             [core::ptr::null_mut(); MEMORY_BOUND_ROWS],
         );
         let [q_step, out_step] = [self.q.strides()[2], self.out.strides()[2]];
-        for (row, len) in task.stretches(0..n) {
+        for (row, len) in task.stretches_inlined(0..n) {
             let ([b, h, l], at) = (row.index(), row.n..row.n + len);
             // SAFETY: the task's rows are inside q and the output, and rows have elements.
             let (query, to) = unsafe { (self.q.row(b, h, l).0, self.out.row(b, h, l).0) };
