@@ -3,7 +3,7 @@
 //! The matrix is orthogonal and its own inverse, so that q·k = (Hq)·(Hk), and sums of transformed values are transformed sums.
 //! (Ashkboos, Mohtashami, Croci, Li, Cameron, Jaggi, Alistarh, Hoefler and Hensman 2024, arXiv:2404.00456.)
 
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, lanes};
 
 /// Basis that the elements of stored keys or values belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,14 +21,14 @@ pub enum Basis {
 /// Largest number of channels of a block.
 pub(crate) const MAX_BLOCK: usize = 256;
 
-/// Matrix of sixteen elements, without its factor.
-const SIGNS: [[f32; LANES]; LANES] = {
-    let mut signs = [[1.0; LANES]; LANES];
+/// Signs of the lanes in sums and differences of lanes 1, 2, 4 and 8 apart: −1 for the upper one of two.
+const SIGNS: [[f32; LANES]; 4] = {
+    let mut signs = [[1.0; LANES]; 4];
     let mut at = 0;
-    while at < LANES * LANES {
-        let (i, j) = (at / LANES, at % LANES);
-        if (i & j).count_ones() % 2 == 1 {
-            signs[i][j] = -1.0;
+    while at < 4 * LANES {
+        let (apart, i) = (1 << (at / LANES), at % LANES);
+        if i & apart != 0 {
+            signs[at / LANES][i] = -1.0;
         }
         at += 1;
     }
@@ -57,8 +57,8 @@ impl Basis {
     }
 }
 
-/// Transforms a block of a power of two elements: the elements of each vector by the matrix and the factor, then vectors 1, 2, 4, …
-/// apart by sums and differences.
+/// Transforms a block of a power of two elements by sums and differences: of lanes 1, 2, 4 and 8 apart, which are multiplied by the
+/// factor, then of vectors 1, 2, 4, … apart.
 #[inline(always)]
 fn transform_block<S: Simd>(s: S, block: &mut [f32]) {
     let factor = 1.0 / (block.len() as f32).sqrt();
@@ -69,46 +69,50 @@ fn transform_block<S: Simd>(s: S, block: &mut [f32]) {
         return block.copy_from_slice(&lanes[0][..n]);
     }
     let vectors = block.as_chunks_mut::<LANES>().0;
-    // As many sums as hide an addition's latency, and as there are registers for.
-    if S::TILE_VECS > 1 && vectors.len() >= 8 {
-        vectors.as_chunks_mut::<8>().0.iter_mut().for_each(|some| transform_vectors(s, factor, some));
-    } else if vectors.len() >= 4 {
-        vectors.as_chunks_mut::<4>().0.iter_mut().for_each(|some| transform_vectors(s, factor, some));
-    } else {
-        vectors.as_chunks_mut::<1>().0.iter_mut().for_each(|one| transform_vectors(s, factor, one));
+    // As many as there are registers for.
+    let mut apart = if S::TILE_VECS > 1 && vectors.len() >= 8 { 8 } else { 4.min(vectors.len()) };
+    match apart {
+        8 => vectors.as_chunks_mut::<8>().0.iter_mut().for_each(|some| transform_vectors(s, factor, some)),
+        4 => vectors.as_chunks_mut::<4>().0.iter_mut().for_each(|some| transform_vectors(s, factor, some)),
+        2 => vectors.as_chunks_mut::<2>().0.iter_mut().for_each(|two| transform_vectors(s, factor, two)),
+        _ => vectors.as_chunks_mut::<1>().0.iter_mut().for_each(|one| transform_vectors(s, factor, one)),
     }
-    let (minus, mut apart) = (s.splat(-1.0), 1);
     while apart < vectors.len() {
         for pair in vectors.chunks_exact_mut(2 * apart) {
             let (low, high) = pair.split_at_mut(apart);
             for (low, high) in low.iter_mut().zip(high) {
-                // SAFETY: arrays have sixteen lanes.
-                unsafe {
-                    let [a, b] = [s.load(low.as_ptr()), s.load(high.as_ptr())];
-                    s.store(low.as_mut_ptr(), s.add(a, b));
-                    s.store(high.as_mut_ptr(), s.fma(b, minus, a));
-                }
+                let [a, b] = [lanes::load(s, low), lanes::load(s, high)];
+                lanes::store(s, low, s.add(a, b));
+                lanes::store(s, high, s.sub(a, b));
             }
         }
         apart *= 2;
     }
 }
 
-/// Multiplies the elements of each vector by the matrix of sixteen, then by a factor: sums of them in order, with their signs, which
-/// have the same bits with and without FMA.
+/// Transforms the lanes of each vector, multiplies them by a factor, and transforms vectors 1, 2, 4, … apart. Products with signs are
+/// exact, so the bits are the same with and without FMA.
 #[inline(always)]
 fn transform_vectors<S: Simd, const N: usize>(s: S, factor: f32, vectors: &mut [[f32; LANES]; N]) {
-    let (factor, mut sums) = (s.splat(factor), [s.splat(0.0); N]);
-    for (j, signs) in SIGNS.iter().enumerate() {
-        // SAFETY: an array of sixteen lanes.
-        let signs = unsafe { s.load(signs.as_ptr()) };
-        for n in 0..N {
-            sums[n] = s.fma(s.splat(vectors[n][j]), signs, sums[n]);
+    let (signs, factor) = (SIGNS.each_ref().map(|signs| lanes::load(s, signs)), s.splat(factor));
+    let (mut all, mut apart) = ([factor; N], 1);
+    for n in 0..N {
+        let mut v = lanes::load(s, &vectors[n]);
+        v = s.fma(v, signs[0], s.exchange::<1>(v));
+        v = s.fma(v, signs[1], s.exchange::<2>(v));
+        v = s.fma(v, signs[2], s.exchange::<4>(v));
+        v = s.fma(v, signs[3], s.exchange::<8>(v));
+        all[n] = s.mul(v, factor);
+    }
+    while apart < N {
+        for n in (0..N).filter(|n| n & apart == 0) {
+            let [a, b] = [all[n], all[n + apart]];
+            (all[n], all[n + apart]) = (s.add(a, b), s.sub(a, b));
         }
+        apart *= 2;
     }
     for n in 0..N {
-        // SAFETY: an array of sixteen lanes.
-        unsafe { s.store(vectors[n].as_mut_ptr(), s.mul(sums[n], factor)) }
+        lanes::store(s, &mut vectors[n], all[n]);
     }
 }
 

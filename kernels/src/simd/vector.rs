@@ -62,6 +62,18 @@ pub(crate) unsafe trait Vector: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// Returns `a·b + c`, rounded once where the machine can.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Returns the lanes in pairs exchanged: lane `i` is lane `i ^ APART`, a power of two below their number.
+    #[inline(always)]
+    fn exchange<const APART: usize>(self, v: Self::V) -> Self::V {
+        let [mut lanes, mut exchanged] = [[0.0; LANES]; 2];
+        // SAFETY: sixteen floats, which no vector exceeds.
+        unsafe { self.store(lanes.as_mut_ptr(), v) };
+        for i in 0..Self::LANES {
+            exchanged[i] = lanes[i ^ APART];
+        }
+        // SAFETY: as above.
+        unsafe { self.load(exchanged.as_ptr()) }
+    }
 
     /// Adds the products of term `i` of the rows and the first term of `columns` to sums.
     ///

@@ -100,6 +100,19 @@ unsafe impl<const EXTRA: u8> Vector for Avx512Token<EXTRA> {
         // SAFETY: `self` proves the feature.
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
+
+    #[inline(always)]
+    fn exchange<const APART: usize>(self, v: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe {
+            match APART {
+                1 => _mm512_permute_ps::<0b10_11_00_01>(v),
+                2 => _mm512_permute_ps::<0b01_00_11_10>(v),
+                4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v),
+                _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v),
+            }
+        }
+    }
 }
 
 // SAFETY: made by `Isa`, and by `Self` with more features, where those are detected; loads and stores touch sixteen
