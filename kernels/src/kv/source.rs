@@ -6,7 +6,7 @@
 mod format;
 
 use crate::kv::block_table::Stretch;
-use crate::kv::cache::{Cache, PackedPool, TokenPart};
+use crate::kv::cache::{Cache, CacheFormat, KvFormat, PackedPool, TokenPart};
 use crate::kv::gathered::{self, rows_memory};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::pages::{Pages, scattered_rows};
@@ -149,6 +149,27 @@ impl<'a> KeyValues<'a> {
             Source::Tensors { .. } => sequences[0].cmp(&sequences[1]),
             Source::Pages(pages) => pages.compare_entries(sequences, block * KEY_BLOCK..(block + 1) * KEY_BLOCK),
             Source::Cache(cache) => cache.compare_memory(sequences, block),
+        }
+    }
+
+    /// Returns the number of bytes of a key and its value in one head, without scales.
+    pub fn token_bytes(&self) -> usize {
+        let [key, value] = match self.format() {
+            Some(KvFormat { keys, values, .. }) => [keys, values].map(CacheFormat::bits),
+            None => self.dtypes().map(|dtype| dtype.map_or(8, |dtype| 8 * dtype.bytes())),
+        };
+        let [k, v] = self.dims();
+        let v = if self.cache().is_some_and(Cache::is_latent) { 0 } else { v };
+        (k * key + v * value).div_ceil(8)
+    }
+
+    /// Returns the types of keys and of values; `None` for those of eight and four bits.
+    #[inline]
+    pub fn dtypes(&self) -> [Option<Dtype>; 2] {
+        match &self.0 {
+            Source::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
+            Source::Pages(pages) => pages.dtypes(),
+            Source::Cache(cache) => cache.format().dtypes(),
         }
     }
 

@@ -1,32 +1,10 @@
 //! Format of a source's keys and values.
 
 use super::{KeyValues, Source};
-use crate::kv::cache::{Cache, CacheFormat, ExactRows, KvFormat, Store};
+use crate::kv::cache::{ExactRows, KvFormat, Store};
 use crate::matmul::hadamard::Basis;
-use crate::tensor::element::Dtype;
 
 impl<'a> KeyValues<'a> {
-    /// Returns the number of bytes of a key and its value in one head, without scales.
-    pub fn token_bytes(&self) -> usize {
-        let [key, value] = match self.format() {
-            Some(KvFormat { keys, values, .. }) => [keys, values].map(CacheFormat::bits),
-            None => self.dtypes().map(|dtype| dtype.map_or(8, |dtype| 8 * dtype.bytes())),
-        };
-        let [k, v] = self.dims();
-        let v = if self.cache().is_some_and(Cache::is_latent) { 0 } else { v };
-        (k * key + v * value).div_ceil(8)
-    }
-
-    /// Returns the types of keys and of values; `None` for those of eight and four bits.
-    #[inline]
-    pub fn dtypes(&self) -> [Option<Dtype>; 2] {
-        match &self.0 {
-            Source::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
-            Source::Pages(pages) => pages.dtypes(),
-            Source::Cache(cache) => cache.format().dtypes(),
-        }
-    }
-
     /// Returns the format of a cache or pool, if that is the source.
     #[inline]
     #[doc(hidden)] // its type is that of caches
