@@ -64,7 +64,8 @@ impl IndexOutput<'_> {
             b < batch && h < heads && l < rows && keys.start <= keys.end && keys.end <= len,
             "a row outside the output"
         );
-        if !begins {
+        // A view without keys may have strides that lead out of it.
+        if !begins || keys.is_empty() {
             return;
         }
         // SAFETY: row and keys are inside the view; the caller guarantees that they are this worker's.
